@@ -1,0 +1,1 @@
+//! rdmalloc: under construction.

@@ -1,0 +1,92 @@
+//! The one face behind which every device lies: [`Registrar`], the unsafe trait of things that pin memory for a device.
+//!
+//! Uses [`Access`]; knows nothing of regions and arenas. The backends stand beside it: `verbs` (an `ibv_pd`) and `uring`
+//! (the fixed buffers of an io_uring).
+
+use crate::Access;
+use core::num::NonZeroUsize;
+use core::ops::Range;
+use std::io;
+
+/// The keys by which a device names memory that was registered with it.
+///
+/// Integers in host order, as in `ibv_mr`. For io_uring the lkey is the index of the fixed buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Keys {
+    /// Names the memory in the local device's work requests.
+    pub lkey: u32,
+    /// Names the memory in a peer's work requests. Opens nothing unless the heap's [`Access`] is remote.
+    pub rkey: u32,
+}
+
+/// What a successful registration gives back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Registered {
+    /// The keys of the memory.
+    pub keys: Keys,
+    /// Whatever the registrar needs to undo the registration, such as the `ibv_mr` pointer.
+    pub handle: u64,
+}
+
+/// What a device can register.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The longest registration in bytes (`max_mr_size`; 1 GiB for io_uring). At least 2 MiB, or nothing can be registered.
+    pub max_len: u64,
+    /// How many registrations there may be at once (`max_mr`; the table's size for io_uring).
+    pub max_registrations: u64,
+}
+
+impl Limits {
+    /// No limit at all.
+    pub const NONE: Limits = Limits { max_len: u64::MAX, max_registrations: u64::MAX };
+}
+
+/// A thing that registers memory with a device: pins its pages, and hands out the keys by which the device reaches them.
+///
+/// Implemented for verbs by `Verbs`, for io_uring by `Uring`; tests implement it to inject faults. The methods are called
+/// with no lock of the allocator held, and may allocate: what they allocate comes from memory that is never registered.
+/// They are never called in a child of `fork`.
+///
+/// # Safety
+///
+/// An implementor promises that
+///
+/// - `register` makes the device reach exactly the given range, and keeps it from writing anywhere else under those keys;
+/// - after `deregister` has returned `Ok`, the device never touches the memory again, and the memory's pages are no longer
+///   held for it, so that they may be unmapped and handed to anyone;
+/// - after `register` has returned an error, the same holds as if it had not been called.
+pub unsafe trait Registrar: Send + Sync + 'static {
+    /// Registers `memory`, whose bounds are multiples of 2 MiB, and which is mapped for reading and writing.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's error, `raw_os_error` kept: `ENOMEM` is explained to the user by the memlock limit.
+    fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered>;
+
+    /// Ends a registration that `register` made. Returns only when the device has let go of the memory.
+    ///
+    /// # Errors
+    ///
+    /// If the device may still reach the memory. The memory is then kept mapped for ever.
+    fn deregister(&self, registered: Registered, memory: Range<usize>) -> io::Result<()>;
+
+    /// What the device can register.
+    fn limits(&self) -> Limits {
+        Limits::NONE
+    }
+
+    /// What makes two registrars one device: where the keys of one are valid for the other (for verbs, the address of the
+    /// `ibv_pd`). `None`: a device of its own.
+    fn identity(&self) -> Option<NonZeroUsize> {
+        None
+    }
+
+    /// Whether registered pages count against `RLIMIT_MEMLOCK`.
+    fn is_memlocked(&self) -> bool {
+        true
+    }
+
+    /// A name for people, such as `mlx5_0`.
+    fn name(&self) -> &str;
+}

@@ -1,7 +1,40 @@
-//! Memory that a device can reach: large arenas, registered in advance, found by address.
+//! Memory that a device can reach: large arenas that are registered in advance, and found by address.
+//!
+//! This is the lower half of rdmalloc: it knows spans of 64 KiB slices, devices and keys, and nothing of blocks. Most
+//! programs want the crate `rdmalloc`, which serves allocations from here.
+//!
+//! ```text
+//! os         the system calls
+//! sync       atomics and locks; what the models swap
+//! table      flat tables beside the region
+//! region     the address range; address <-> slice and chunk
+//! registrar  the trait of what pins memory for a device      <- registrar::verbs, registrar::uring
+//! arena      one arena: its word, its slices
+//! device     the devices of the process, and their keys
+//! sge        scatter-gather entries that borrow what they describe
+//! arenas     all arenas of a heap
+//! ```
+//!
+//! Each module uses only what stands above it in this list.
 
 pub mod access;
+mod arena;
+mod arenas;
+mod device;
+mod error;
+mod os;
+mod region;
 pub mod registrar;
+mod sge;
+pub mod sync;
+mod table;
 
 pub use access::Access;
+pub use arena::State;
+pub use arenas::{ArenaInfo, ArenaStats, Arenas, Closed, Config, Seen, Span, tag_of};
+pub use device::{Device, MAX_DEVICES};
+pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};
+pub use os::Memlock;
+pub use region::{CHUNK, CHUNK_SHIFT, SLICE, SLICE_META, SLICE_SHIFT, SLICES_PER_CHUNK, SliceMeta, meta_of, slice_of};
 pub use registrar::{Keys, Limits, Registered, Registrar};
+pub use sge::{Sge, SgeError, SgeMut};

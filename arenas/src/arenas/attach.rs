@@ -1,0 +1,241 @@
+//! Devices come and go: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role.
+
+use super::{Arenas, LARGEST_ARENA, Role, arenas};
+use crate::arena::{Arena, State};
+use crate::device::{Device, Slotted};
+use crate::error::{AttachError, DetachError, RegisterError};
+use crate::os::{self, Memlock};
+use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
+use crate::registrar::{Registered, Registrar};
+use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
+use crossbeam_utils::Backoff;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A device that is attached to a heap.
+pub(super) struct Attached {
+    pub(super) slotted: Slotted,
+    pub(super) registrar: Box<dyn Registrar>,
+    /// The length of the pieces in which arenas are registered with this device; a power of two from [`CHUNK`] on, or the
+    /// greatest `usize` there is.
+    piece: usize,
+    /// Whether its registrations count against the memlock limit.
+    pub(super) memlocked: bool,
+}
+
+impl Attached {
+    /// The pieces of `memory` (a whole arena, or the first pieces of one), in order.
+    fn pieces(&self, memory: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (Range { start, end }, piece) = (memory.clone(), self.piece);
+        (0..memory.len().div_ceil(piece)).map(move |index| {
+            let from = start + index * piece;
+            from..end.min(from.saturating_add(piece))
+        })
+    }
+}
+
+impl core::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Attached").field("device", &self.slotted.device).field("name", &self.registrar.name()).finish()
+    }
+}
+
+/// The largest power of two that a device registers at once; without end if it takes any arena whole.
+fn piece_length(max_len: u64) -> usize {
+    match usize::try_from(max_len) {
+        Ok(len) if len < LARGEST_ARENA => 1 << len.ilog2(),
+        _ => usize::MAX,
+    }
+}
+
+/// Lets an arena be purged again, once no device has it.
+fn unpin_if_unregistered(arena: &Arena) {
+    if arena.registered.load(Relaxed) == 0 && !arena.word.is_kept() {
+        arena.word.unpin();
+    }
+}
+
+fn chunks(region: &Region, memory: &Range<usize>) -> Range<usize> {
+    (memory.start - region.base()) / CHUNK..(memory.end - region.base()) / CHUNK
+}
+
+impl Arenas {
+    /// Attaches a device: registers every arena that is open, and from now on every arena that is opened.
+    ///
+    /// Other threads may take and give spans meanwhile; they wait only if they need a new arena. Arenas are prefaulted first.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`]; whatever was registered is deregistered again, and the registrar dropped.
+    pub fn attach(&self, registrar: Box<dyn Registrar>) -> Result<Device, AttachError> {
+        if os::is_forked_child() {
+            return Err(AttachError::ForkedChild);
+        }
+        let name = || registrar.name().to_owned();
+        let limits = registrar.limits();
+        if limits.max_len < CHUNK as u64 {
+            return Err(AttachError::LengthLimit { device: name(), max_len: limits.max_len, wanted: CHUNK as u64 });
+        }
+        if self.config.serves_children && registrar.hides_memory_from_children() {
+            return Err(AttachError::HidesMemoryFromChildren { device: name() });
+        }
+        let region = Region::get().map_err(AttachError::NoMemory)?;
+        let mut role = self.role.lock();
+        let slotted = Slotted::acquire(registrar.identity())?;
+        if role.attached.iter().any(|other| other.slotted.device == slotted.device) {
+            slotted.release();
+            return Err(AttachError::AlreadyAttached { device: name() });
+        }
+        let device = slotted.device;
+        let piece = piece_length(limits.max_len);
+        let memlocked = registrar.is_memlocked();
+        role.attached.push(Attached { slotted, registrar, piece, memlocked });
+        let attached = &role.attached[role.attached.len() - 1];
+        // Only the role's holder changes the list, so it may be walked without the lock.
+        let all: Vec<_> = arenas(&self.read()).collect();
+        let mut result = Ok(());
+        for arena in all.iter().filter(|arena| arena.word.state() == State::Live) {
+            let backoff = Backoff::new();
+            arena.word.pin(|| backoff.snooze());
+            let first = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
+            // SAFETY: a live arena is writable, and stays open: closing needs the role.
+            unsafe { os::prefault(first, arena.len()) };
+            result = self.register(region, &role, attached, arena);
+            if result.is_err() {
+                unpin_if_unregistered(arena);
+                break;
+            }
+        }
+        let Err(error) = result else { return Ok(device) };
+        self.counts.refusals.fetch_add(1, Relaxed);
+        let attached = role.attached.pop();
+        if let Some(attached) = attached {
+            // An arena that the device will not let go of is marked as kept by `take_out`.
+            let _ = self.take_out(region, attached, &all);
+        }
+        Err(AttachError::Register(error))
+    }
+
+    /// Detaches a device: deregisters every arena from it. Blocks live on; the device's keys are dead.
+    ///
+    /// The caller sees to it that no work request is under way that uses them.
+    ///
+    /// # Errors
+    ///
+    /// [`DetachError`]. When the device would not let go of an arena, that arena is kept for ever.
+    pub fn detach(&self, device: Device) -> Result<(), DetachError> {
+        let region = Region::existing().ok_or(DetachError::NotAttached)?;
+        let mut role = self.role.lock();
+        let index = role.attached.iter().position(|attached| attached.slotted.device == device);
+        let attached = role.attached.remove(index.ok_or(DetachError::NotAttached)?);
+        let all: Vec<_> = arenas(&self.read()).collect();
+        self.take_out(region, attached, &all)
+    }
+
+    /// The end of an attachment that is out of the role's list.
+    fn take_out(&self, region: &Region, attached: Attached, all: &[&'static Arena]) -> Result<(), DetachError> {
+        let (mut kept, mut bytes, mut last) = (0, 0, None);
+        for arena in all {
+            if let Err(source) = self.unregister(region, &attached, arena) {
+                (kept, bytes, last) = (kept + 1, bytes + arena.len(), Some(source));
+            }
+            unpin_if_unregistered(arena);
+        }
+        let Attached { slotted, registrar, .. } = attached;
+        slotted.release();
+        let Some(source) = last else { return Ok(()) };
+        // It may own the protection domain, which the memory region that is left still needs.
+        core::mem::forget(registrar);
+        Err(DetachError::Kept { arenas: kept, bytes, source })
+    }
+
+    /// The devices that are attached, with their names.
+    #[must_use]
+    pub fn devices(&self) -> Vec<(Device, String)> {
+        let role = self.role.lock();
+        role.attached.iter().map(|attached| (attached.slotted.device, attached.registrar.name().to_owned())).collect()
+    }
+
+    /// Registers an arena with a device, piece by piece; all of it or nothing.
+    pub(super) fn register(
+        &self,
+        region: &Region,
+        role: &Role,
+        attached: &Attached,
+        arena: &Arena,
+    ) -> Result<(), RegisterError> {
+        let memory = arena.memory(region);
+        let refuse = |source| RegisterError {
+            device: attached.registrar.name().to_owned(),
+            wanted: memory.len(),
+            devices: role.attached.len().max(1),
+            memlock: attached.memlocked.then(Memlock::now),
+            source,
+        };
+        attached.slotted.prepare(arena.run()).map_err(refuse)?;
+        let mut done = memory.start;
+        for piece in attached.pieces(&memory) {
+            let result =
+                guard(|| attached.registrar.register(piece.clone(), self.config.access)).and_then(|registered| {
+                    self.counts.registrations.fetch_add(1, Relaxed);
+                    if attached.slotted.publish(chunks(region, &piece), registered.keys, registered.handle) {
+                        return Ok(());
+                    }
+                    // The keys are refused; let go of them, or keep the memory for ever.
+                    match self.deregister(region, attached, piece.clone()) {
+                        Ok(()) => Err(io::Error::new(io::ErrorKind::InvalidData, "the device gave reserved keys")),
+                        Err(error) => {
+                            arena.word.keep();
+                            Err(error)
+                        }
+                    }
+                });
+            if let Err(source) = result {
+                for piece in attached.pieces(&(memory.start..done)) {
+                    if self.deregister(region, attached, piece).is_err() {
+                        arena.word.keep();
+                    }
+                }
+                return Err(refuse(source));
+            }
+            done = piece.end;
+        }
+        arena.registered.fetch_or(attached.slotted.bit(), Relaxed);
+        Ok(())
+    }
+
+    /// Hides the keys of a piece and ends its registration. In a child of fork nothing is called: the registration is the
+    /// parent's.
+    fn deregister(&self, region: &Region, attached: &Attached, piece: Range<usize>) -> io::Result<()> {
+        let (keys, handle) = attached.slotted.withdraw(chunks(region, &piece));
+        if os::is_forked_child() {
+            return Ok(());
+        }
+        guard(|| attached.registrar.deregister(Registered { keys, handle }, piece.clone()))?;
+        self.counts.deregistrations.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Ends an arena's registration with one device.
+    pub(super) fn unregister(&self, region: &Region, attached: &Attached, arena: &Arena) -> io::Result<()> {
+        if arena.registered.load(Relaxed) & attached.slotted.bit() == 0 {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for piece in attached.pieces(&arena.memory(region)) {
+            let ended = self.deregister(region, attached, piece);
+            result = result.and(ended);
+        }
+        arena.registered.fetch_and(!attached.slotted.bit(), Relaxed);
+        if result.is_err() {
+            arena.word.keep();
+        }
+        result
+    }
+}
+
+/// Calls a registrar. A panic of its becomes an error: nothing may unwind through an allocator.
+fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the registrar panicked")))
+}

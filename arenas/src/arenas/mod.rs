@@ -1,0 +1,422 @@
+//! All arenas of one heap: opens them, chooses one for a span, registers them with the heap's devices, closes them. The top
+//! of this crate; uses everything below.
+//!
+//! Two things are held while arenas change, and neither is a lock that a span's taker or giver ever waits for long:
+//!
+//! - the *role*: whoever opens, closes, attaches or detaches has it, alone. Devices are called under the role, so the role's
+//!   holder may allocate, and must have somewhere else to allocate from (the caller arranges it); others who need a new arena
+//!   wait for the role;
+//! - the *list lock*: guards the links between arenas, held for moments, and never while a device or the system is called.
+//!
+//! The order of closing, rule 1 of the crate: no new spans (the word leaves Live), no live span, keys hidden, deregistered
+//! with every device, and only then unmapped.
+
+mod attach;
+mod info;
+#[cfg(test)]
+mod tests;
+
+use crate::Access;
+use crate::arena::{Arena, PIECE, State};
+use crate::error::TakeError;
+use crate::os::{self, Memlock};
+use crate::region::{CHUNK, Region, SLICE, SLICES_PER_CHUNK};
+use crate::sync::Lock;
+use attach::Attached;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+pub use info::{ArenaInfo, ArenaStats};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// How a heap's arenas are made. Fixed for the heap's life.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// What devices and peers may do with the memory.
+    pub access: Access,
+    /// Whether memory that a device refuses is not served at all. Otherwise it is, and [`Device`] says why it has no keys.
+    pub require_registration: bool,
+    /// Whether children of fork use this heap, so that a device whose library would hide it from them is refused.
+    pub serves_children: bool,
+    /// A number of the owner's, found again from any address by [`tag_of`].
+    pub tag: u32,
+}
+
+/// A run of slices, taken from an arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// Where it begins; a multiple of [`SLICE`].
+    pub address: usize,
+    /// How many slices it has.
+    pub slices: usize,
+    /// Whether all its bytes are zero.
+    pub zero: bool,
+}
+
+/// How many arenas had been opened when a span was not to be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen(u64);
+
+/// The arenas of one heap.
+#[derive(Debug)]
+pub struct Arenas {
+    config: Config,
+    list: RwLock<List>,
+    role: Lock<Role>,
+    /// Bytes in arenas that are not vacant.
+    open: AtomicUsize,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct List {
+    /// The newest arena: 1 + its first chunk.
+    head: u32,
+    /// How many arenas were opened ever; tells a waiter whether somebody opened one meanwhile.
+    opened: u64,
+}
+
+#[derive(Debug)]
+struct Role {
+    attached: Vec<Attached>,
+}
+
+#[derive(Debug)]
+struct Counts {
+    registrations: AtomicU64,
+    deregistrations: AtomicU64,
+    refusals: AtomicU64,
+    purged: AtomicU64,
+}
+
+/// What a pass has closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Closed {
+    /// Arenas closed.
+    pub arenas: usize,
+    /// Their bytes, given back to the kernel.
+    pub bytes: usize,
+    /// Arenas that a device would not let go of; they stay mapped.
+    pub stuck: usize,
+}
+
+/// The first arena, where the memlock limit allows it; also the least that is opened later.
+const FIRST_ARENA: usize = 32 << 20;
+/// The largest arena that is opened for small blocks.
+const LARGEST_ARENA: usize = 16 << 30;
+/// Dirty free bytes of an arena that nobody has pinned, above which they are given back to the kernel.
+const PURGE_ABOVE: usize = 16 << 20;
+/// Empty arenas that are kept for the next demand when one is opened; what is open beyond an eighth goes.
+const RETAIN: usize = 64 << 20;
+
+impl Arenas {
+    /// No arenas yet.
+    #[must_use]
+    pub const fn new(config: Config) -> Arenas {
+        Arenas {
+            config,
+            list: RwLock::new(List { head: 0, opened: 0 }),
+            role: Lock::new(Role { attached: Vec::new() }),
+            open: AtomicUsize::new(0),
+            counts: Counts {
+                registrations: AtomicU64::new(0),
+                deregistrations: AtomicU64::new(0),
+                refusals: AtomicU64::new(0),
+                purged: AtomicU64::new(0),
+            },
+        }
+    }
+
+    /// How they are made.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, List> {
+        self.list.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, List> {
+        self.list.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a span of `slices`, at a multiple of `align` slices (a power of two). Opens an arena when none has room.
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory, or a device refuses a new arena and the heap requires registration.
+    pub fn take(&self, slices: usize, align: usize) -> Result<Span, TakeError> {
+        loop {
+            match self.try_take(slices, align) {
+                Ok(span) => return Ok(span),
+                Err(seen) => self.make_room(seen, slices, align)?,
+            }
+        }
+    }
+
+    /// Takes a span from an arena that is open. Calls no device, and allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// When no arena has room: what was seen, for [`make_room`](Self::make_room).
+    pub fn try_take(&self, slices: usize, align: usize) -> Result<Span, Seen> {
+        let list = self.read();
+        let region = Region::existing();
+        let take = |region| arenas(&list).find_map(|arena| self.take_from(region, arena, slices, align));
+        region.and_then(take).ok_or(Seen(list.opened))
+    }
+
+    /// Opens an arena that has room for a span, unless somebody has opened one since `seen`. May call devices.
+    ///
+    /// # Errors
+    ///
+    /// As [`take`](Self::take).
+    pub fn make_room(&self, seen: Seen, slices: usize, align: usize) -> Result<(), TakeError> {
+        let wanted = slices.saturating_mul(SLICE);
+        let region = Region::get().map_err(|source| TakeError::NoMemory { wanted, source })?;
+        if wanted > region.len() || align > region.len() / SLICE {
+            return Err(TakeError::AddressSpace { wanted, region: region.len() });
+        }
+        let mut role = self.role.lock();
+        let opened = self.read().opened;
+        if opened == seen.0 { self.open_arena(region, &mut role, slices, align) } else { Ok(()) }
+    }
+
+    fn take_from(&self, region: &Region, arena: &Arena, slices: usize, align: usize) -> Option<Span> {
+        if arena.free_slices() < slices || !arena.word.take_span() {
+            return None;
+        }
+        let Some((slice, zero)) = arena.claim(region, slices, align, PIECE) else {
+            arena.word.give_span();
+            return None;
+        };
+        // A peer may have written what nobody here has touched.
+        let zero = zero && !self.config.access.is_remote_writable();
+        Some(Span { address: region.base() + slice * SLICE, slices, zero })
+    }
+
+    /// Gives back a span that [`take`](Self::take) returned. `address` and `slices` as they are after growing and shrinking.
+    pub fn give(&self, address: usize, slices: usize) {
+        let Some((region, arena)) = Region::existing().zip(Arena::of(address)) else { return };
+        let first = (address - region.base()) / SLICE;
+        arena.free(region, first..first + slices);
+        self.purge_if_due(region, arena);
+        arena.word.give_span();
+    }
+
+    /// Lengthens a span in place, if the slices behind it are free: whether what was added is zero, or `None`.
+    #[must_use]
+    pub fn grow(&self, address: usize, old: usize, new: usize) -> Option<bool> {
+        let region = Region::existing()?;
+        let arena = Arena::of(address)?;
+        if arena.word.is_kept() {
+            return None;
+        }
+        let first = (address - region.base()) / SLICE;
+        let piece = PIECE / SLICE;
+        let begin = first - arena.run().start * SLICES_PER_CHUNK;
+        if new <= piece && begin / piece != (begin + new - 1) / piece {
+            return None;
+        }
+        let zero = arena.claim_exactly(region, first + old..first + new)?;
+        Some(zero && !self.config.access.is_remote_writable())
+    }
+
+    /// Gives back the tail of a span beyond `new` slices; `new` is at least 1.
+    pub fn shrink(&self, address: usize, old: usize, new: usize) {
+        let Some((region, arena)) = Region::existing().zip(Arena::of(address)) else { return };
+        let first = (address - region.base()) / SLICE;
+        arena.free(region, first + new..first + old);
+        self.purge_if_due(region, arena);
+    }
+
+    /// Gives dirty pages of an unpinned arena back once they are many. The caller holds a span of the arena.
+    fn purge_if_due(&self, region: &Region, arena: &Arena) {
+        if arena.dirty_slices() * SLICE > PURGE_ABOVE && !arena.word.is_pinned() {
+            self.purge(region, arena);
+        }
+    }
+
+    fn purge(&self, region: &Region, arena: &Arena) {
+        if !arena.word.begin_purge() {
+            return;
+        }
+        let purged = arena.purge(region, |slices| {
+            // SAFETY: the slices are free and marked as used, so nobody has them; the arena is not pinned, nor will be
+            // before `end_purge`; and it stays mapped as long.
+            unsafe { os::purge(region.slice_address(slices.start), slices.len() * SLICE) }.is_ok()
+        });
+        arena.word.end_purge();
+        self.counts.purged.fetch_add((purged * SLICE) as u64, Relaxed);
+    }
+
+    /// Opens an arena that has room for `slices`, registers it with every device, and puts it into the list.
+    fn open_arena(&self, region: &Region, role: &mut Role, slices: usize, align: usize) -> Result<(), TakeError> {
+        let needed = (slices * SLICE).next_multiple_of(CHUNK);
+        let align = (align * SLICE).div_ceil(CHUNK);
+        let open = self.open.load(Relaxed);
+        self.close_empty(role, RETAIN.max(open / 8));
+        let policy = self.policy_size(role, open);
+        // Rather a small arena than none.
+        let sizes = [policy.max(needed), needed];
+        let mut result = self.open_exactly(region, role, sizes[0], align);
+        if result.is_err() && sizes[1] < sizes[0] {
+            result = self.open_exactly(region, role, sizes[1], align);
+        }
+        result
+    }
+
+    /// An eighth of what is open, from 32 MiB (a quarter of what may still be pinned, if that is less) to 16 GiB.
+    fn policy_size(&self, role: &Role, open: usize) -> usize {
+        let memlock = Memlock::now();
+        let copies = role.attached.iter().filter(|attached| attached.memlocked).count().max(1) as u64;
+        let allowed = usize::try_from(memlock.allows() / copies / 4).unwrap_or(usize::MAX);
+        let size = (open / 8).clamp(FIRST_ARENA, LARGEST_ARENA).min(allowed);
+        (size / CHUNK * CHUNK).max(CHUNK)
+    }
+
+    fn open_exactly(&self, region: &Region, role: &Role, bytes: usize, align: usize) -> Result<(), TakeError> {
+        let no_memory = |source| TakeError::NoMemory { wanted: bytes, source };
+        let count = bytes / CHUNK;
+        let first = region.take_run(count, align).map_err(no_memory)?;
+        let Some(first) = first else { return Err(TakeError::AddressSpace { wanted: bytes, region: region.len() }) };
+        let run = first..first + count;
+        let arena = match Arena::prepare(run.clone(), self.config.tag) {
+            Ok(arena) => arena,
+            Err(source) => {
+                region.give_run(run);
+                return Err(no_memory(source));
+            }
+        };
+        let start = region.slice_address(first * SLICES_PER_CHUNK);
+        // SAFETY: the run was just taken: it lies in the region, is closed, and nobody else has it.
+        if let Err(source) = unsafe { os::open(start, bytes) } {
+            arena.word.end_open(State::Vacant, false);
+            region.give_run(run);
+            return Err(no_memory(source));
+        }
+        if !role.attached.is_empty() {
+            // SAFETY: just opened, so it is writable.
+            unsafe { os::prefault(start, bytes) };
+        }
+        for attached in &role.attached {
+            let Err(error) = self.register(region, role, attached, arena) else { continue };
+            self.counts.refusals.fetch_add(1, Relaxed);
+            if self.config.require_registration || arena.word.is_kept() {
+                if !self.end(region, role, arena, State::Opening) {
+                    drop(self.link(arena));
+                }
+                return Err(TakeError::Register(error));
+            }
+            attached.slotted.refuse(run.start, error.source.raw_os_error().unwrap_or(libc::EIO));
+        }
+        self.open.fetch_add(bytes, Relaxed);
+        let pinned = arena.registered.load(Relaxed) != 0;
+        let mut list = self.link(arena);
+        // Before the list is released: whoever sees the new count finds the arena Live.
+        list.opened += 1;
+        arena.word.end_open(State::Live, pinned);
+        Ok(())
+    }
+
+    /// Puts an arena into the list: a new one, or one that is stuck, so that it is seen.
+    fn link(&self, arena: &'static Arena) -> RwLockWriteGuard<'_, List> {
+        let mut list = self.write();
+        arena.next.store(list.head, Relaxed);
+        list.head = 1 + arena.run().start as u32;
+        list
+    }
+
+    /// The end of an arena that nobody can take spans from: deregistered, then unmapped. Whether it is gone.
+    fn end(&self, region: &Region, role: &Role, arena: &Arena, from: State) -> bool {
+        let mut free = true;
+        for attached in &role.attached {
+            free &= self.unregister(region, attached, arena).is_ok();
+            attached.slotted.forgive(arena.run().start);
+        }
+        let memory = arena.memory(region);
+        let run = arena.run();
+        // SAFETY: the arena has no span and gets none, and every device has let go of it.
+        let gone = free
+            && !arena.word.is_kept()
+            && unsafe { os::close(region.slice_address(run.start * SLICES_PER_CHUNK), memory.len()) }.is_ok();
+        let state = if gone { State::Vacant } else { State::Stuck };
+        if from == State::Opening {
+            arena.word.end_open(state, false);
+        } else {
+            arena.word.end_close(state);
+        }
+        if gone {
+            region.give_run(run);
+        }
+        gone
+    }
+
+    /// Closes every arena that has no span: the part of a drain pass that this layer does.
+    pub fn close_all_empty(&self) -> Closed {
+        self.close_empty(&mut self.role.lock(), 0)
+    }
+
+    /// Closes arenas that have no span, but keeps up to `retain` bytes of them.
+    fn close_empty(&self, role: &mut Role, retain: usize) -> Closed {
+        let mut closed = Closed::default();
+        let Some(region) = Region::existing() else { return closed };
+        let mut retained = 0;
+        // One arena at a time leaves the list; devices are called without the list lock. What is unlinked is closed before
+        // the next is looked for, so the pass is exact for all that was empty when it began.
+        loop {
+            let Some(arena) = self.unlink_empty(&mut retained, retain) else { return closed };
+            let bytes = arena.len();
+            if self.end(region, role, arena, State::Closing) {
+                self.open.fetch_sub(bytes, Relaxed);
+                closed.arenas += 1;
+                closed.bytes += bytes;
+            } else {
+                drop(self.link(arena));
+                closed.stuck += 1;
+            }
+        }
+    }
+
+    /// Takes an empty arena out of the list and into Closing, passing over the first `retain` bytes of them.
+    fn unlink_empty(&self, retained: &mut usize, retain: usize) -> Option<&'static Arena> {
+        let mut list = self.write();
+        *retained = 0;
+        let mut before: Option<&'static Arena> = None;
+        let mut at = list.head;
+        while at != 0 {
+            let arena = Arena::at(at as usize - 1);
+            let next = arena.next.load(Relaxed);
+            if arena.word.state() == State::Live && arena.word.live_spans() == 0 && !arena.word.is_kept() {
+                if *retained + arena.len() <= retain {
+                    *retained += arena.len();
+                } else if arena.word.begin_close() {
+                    match before {
+                        Some(before) => before.next.store(next, Relaxed),
+                        None => list.head = next,
+                    }
+                    return Some(arena);
+                }
+            }
+            before = Some(arena);
+            at = next;
+        }
+        None
+    }
+}
+
+/// The tag of the heap to whose arenas `address` belongs.
+#[inline]
+#[must_use]
+pub fn tag_of(address: usize) -> Option<u32> {
+    Arena::of(address).map(Arena::tag)
+}
+
+/// Walks the list. The guard of the list lock is what keeps it still.
+fn arenas(list: &List) -> impl Iterator<Item = &'static Arena> {
+    let mut at = list.head;
+    core::iter::from_fn(move || {
+        let arena = Arena::at((at as usize).checked_sub(1)?);
+        at = arena.next.load(Relaxed);
+        Some(arena)
+    })
+}

@@ -1,0 +1,296 @@
+//! The devices of the process, and the keys of every chunk on each of them. Uses `region`, `table` and `registrar`.
+//!
+//! A device has one of [`MAX_DEVICES`] columns: a table with one word of keys for each chunk of the region. A chunk belongs
+//! to one heap, so all heaps share the columns, and a heap's devices are a set of them. Finding the keys of an address is a
+//! subtraction, a comparison, a shift and a load; the column's generation tells whether the device is still the one that was
+//! asked.
+//!
+//! The tables lie outside registered memory, are never given back, and read as zeros in children of `fork`.
+
+use crate::arena::{Arena, State};
+use crate::error::{AttachError, KeyError, NotRegistered};
+use crate::region::{CHUNK_SHIFT, Region};
+use crate::registrar::Keys;
+use crate::sync::Lock;
+use crate::table::Table;
+use core::num::NonZeroUsize;
+use core::ops::Range;
+use core::ptr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+use std::io;
+
+/// How many devices a process can have attached at once: 64.
+pub const MAX_DEVICES: usize = 64;
+
+/// What is read when keys are looked up: a column's first cache line.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Column {
+    /// The words of keys, null until the column is used the first time.
+    keys: AtomicPtr<AtomicU64>,
+    /// The region's begin and length, repeated here so that a look-up reads one line.
+    base: AtomicUsize,
+    len: AtomicUsize,
+    /// Odd while a device is attached; one more at each attach and each detach.
+    generation: AtomicU32,
+    /// The words of handles and errors, for those who ask why there are no keys.
+    handles: AtomicPtr<AtomicU64>,
+}
+
+static COLUMNS: [Column; MAX_DEVICES] = [const {
+    Column {
+        keys: AtomicPtr::new(ptr::null_mut()),
+        base: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        generation: AtomicU32::new(0),
+        handles: AtomicPtr::new(ptr::null_mut()),
+    }
+}; MAX_DEVICES];
+
+/// Who has the columns, and what only registering needs to know.
+static SLOTS: Lock<[Slot; MAX_DEVICES]> =
+    Lock::new([const { Slot { identity: None, heaps: 0, tables: None } }; MAX_DEVICES]);
+
+#[derive(Debug)]
+struct Slot {
+    identity: Option<NonZeroUsize>,
+    /// How many heaps have the device attached.
+    heaps: usize,
+    tables: Option<&'static Tables>,
+}
+
+#[derive(Debug)]
+struct Tables {
+    keys: Table<AtomicU64>,
+    /// In the first chunk of a registered piece: the registrar's handle. In that of an arena that was refused: the error.
+    handles: Table<AtomicU64>,
+}
+
+/// An attached device: looks keys up. A plain value; dropping it does nothing, and one that outlives its attachment answers
+/// [`KeyError::Detached`].
+#[derive(Clone, Copy)]
+pub struct Device {
+    column: &'static Column,
+    generation: u32,
+}
+
+impl Device {
+    /// The keys of the memory at `address`.
+    ///
+    /// Any address may be asked for: this reads only the tables, never the address, and takes no lock. The answer holds as
+    /// long as the block at the address lives and the device is attached.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] says why the device cannot reach the address.
+    #[inline]
+    pub fn key_of_address(self, address: usize) -> Result<Keys, KeyError> {
+        let word = self.word(address);
+        // The word first, then the generation: a word of the column's next device is only written after the generation
+        // has changed, and the acquire of `word` makes that change visible here.
+        if word != 0 && self.column.generation.load(Relaxed) == self.generation {
+            Ok(decode(word))
+        } else {
+            Err(self.why_not(address))
+        }
+    }
+
+    /// The keys of the memory that `pointer` points to; any pointer, null and dangling ones too.
+    ///
+    /// # Errors
+    ///
+    /// As [`key_of_address`](Self::key_of_address).
+    #[inline]
+    pub fn key<T: ?Sized>(self, pointer: *const T) -> Result<Keys, KeyError> {
+        self.key_of_address(pointer.addr())
+    }
+
+    /// Whether `first` and `last` are reached by the same keys, so that one scatter-gather entry can span them.
+    #[inline]
+    #[must_use]
+    pub fn is_one_registration(self, first: usize, last: usize) -> bool {
+        // Within a chunk there is never more than one.
+        (first ^ last) >> CHUNK_SHIFT == 0 || self.word(first) == self.word(last)
+    }
+
+    #[inline]
+    fn word(self, address: usize) -> u64 {
+        let offset = address.wrapping_sub(self.column.base.load(Relaxed));
+        if offset >= self.column.len.load(Relaxed) {
+            return 0;
+        }
+        let keys = self.column.keys.load(Relaxed);
+        // SAFETY: a Device exists only after its column's fields were set for ever (`acquire`, before the Device was made);
+        // the table has a word for each chunk of the region, is always readable, and is never unmapped.
+        unsafe { &*keys.add(offset >> CHUNK_SHIFT) }.load(Acquire)
+    }
+
+    #[cold]
+    fn why_not(self, address: usize) -> KeyError {
+        if self.column.generation.load(Acquire) != self.generation {
+            return KeyError::Detached;
+        }
+        let Some(arena) = Arena::of(address) else { return KeyError::Foreign };
+        if crate::os::is_forked_child() {
+            return KeyError::NotRegistered(NotRegistered::ForkedChild);
+        }
+        // SAFETY: as in `word`; the table of handles is as long, and an arena's first chunk is one of the region's.
+        let error = unsafe { &*self.column.handles.load(Relaxed).add(arena.run().start) }.load(Relaxed);
+        let refused = arena.registered.load(Relaxed) & (1 << self.slot()) == 0 && error != 0;
+        KeyError::NotRegistered(match arena.word.state() {
+            State::Live if refused => NotRegistered::Refused { code: error as i32 },
+            State::Live | State::Opening => NotRegistered::OtherHeap,
+            _ => NotRegistered::Closed,
+        })
+    }
+
+    /// The device's number, below [`MAX_DEVICES`].
+    #[must_use]
+    pub fn slot(self) -> usize {
+        let first = COLUMNS.as_ptr().addr();
+        (ptr::from_ref(self.column).addr() - first) / size_of::<Column>()
+    }
+}
+
+impl core::fmt::Debug for Device {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Device").field("slot", &self.slot()).field("generation", &self.generation).finish()
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Device) -> bool {
+        ptr::eq(self.column, other.column) && self.generation == other.generation
+    }
+}
+
+impl Eq for Device {}
+
+/// Keys as one word. Zero means none, so the keys are stored inverted: the one pair that cannot be told apart from none is
+/// two times `u32::MAX`, which no device hands out; a registrar that does is refused.
+fn encode(keys: Keys) -> u64 {
+    !(u64::from(keys.lkey) << 32 | u64::from(keys.rkey))
+}
+
+#[inline]
+fn decode(word: u64) -> Keys {
+    Keys { lkey: (!word >> 32) as u32, rkey: !word as u32 }
+}
+
+/// A column that a heap has taken; the heap's role keeps it. Only the role's holder calls its methods.
+#[derive(Debug)]
+pub(crate) struct Slotted {
+    pub(crate) device: Device,
+    tables: &'static Tables,
+}
+
+impl Slotted {
+    /// Takes a column for a device: the one it has already, if another heap has it attached, else a vacant one.
+    pub(crate) fn acquire(identity: Option<NonZeroUsize>) -> Result<Slotted, AttachError> {
+        let region = Region::get().map_err(AttachError::NoMemory)?;
+        // Tables are made before the lock is taken: whatever allocates does so without it.
+        let fresh = || -> io::Result<&'static Tables> {
+            let (keys, handles) = (Table::reserve(region.chunks())?, Table::reserve(region.chunks())?);
+            keys.wipe_on_fork();
+            handles.wipe_on_fork();
+            Ok(Box::leak(Box::new(Tables { keys, handles })))
+        };
+        let mut spare = None;
+        loop {
+            let mut slots = SLOTS.lock();
+            let known = slots.iter().position(|slot| slot.heaps > 0 && identity.is_some() && slot.identity == identity);
+            let Some(index) = known.or_else(|| slots.iter().position(|slot| slot.heaps == 0)) else {
+                return Err(AttachError::TooManyDevices { limit: MAX_DEVICES });
+            };
+            let (slot, column) = (&mut slots[index], &COLUMNS[index]);
+            let Some(tables) = slot.tables.or_else(|| spare.take()) else {
+                drop(slots);
+                spare = Some(fresh().map_err(AttachError::NoMemory)?);
+                continue;
+            };
+            slot.tables = Some(tables);
+            slot.identity = identity;
+            slot.heaps += 1;
+            if slot.heaps == 1 {
+                column.keys.store(tables.keys.base(), Relaxed);
+                column.handles.store(tables.handles.base(), Relaxed);
+                column.base.store(region.base(), Relaxed);
+                column.len.store(region.len(), Relaxed);
+                column.generation.fetch_add(1, Release);
+            }
+            let generation = column.generation.load(Relaxed);
+            return Ok(Slotted { device: Device { column, generation }, tables });
+        }
+    }
+
+    /// Gives the column back; the last heap to do so ends the device's generation. No keys of this heap are left in it.
+    pub(crate) fn release(self) {
+        let mut slots = SLOTS.lock();
+        let slot = &mut slots[self.device.slot()];
+        slot.heaps -= 1;
+        if slot.heaps == 0 {
+            slot.identity = None;
+            self.device.column.generation.fetch_add(1, Release);
+        }
+    }
+
+    /// The bit of this column in a set.
+    pub(crate) fn bit(&self) -> u64 {
+        1 << self.device.slot()
+    }
+
+    /// Opens the words of `chunks` for writing.
+    pub(crate) fn prepare(&self, chunks: Range<usize>) -> io::Result<()> {
+        self.tables.keys.commit(chunks.clone())?;
+        self.tables.handles.commit(chunks)
+    }
+
+    /// Shows the keys of `chunks`, and keeps the handle. `false`: keys that cannot be told from none.
+    pub(crate) fn publish(&self, chunks: Range<usize>, keys: Keys, handle: u64) -> bool {
+        let word = encode(keys);
+        self.tables.handles.get(chunks.start).store(handle, Relaxed);
+        chunks.for_each(|chunk| self.tables.keys.get(chunk).store(word, Release));
+        word != 0
+    }
+
+    /// Hides the keys of `chunks`; returns them and the handle.
+    pub(crate) fn withdraw(&self, chunks: Range<usize>) -> (Keys, u64) {
+        let (word, handle) = (self.tables.keys.get(chunks.start), self.tables.handles.get(chunks.start));
+        let before = (decode(word.load(Relaxed)), handle.load(Relaxed));
+        handle.store(0, Relaxed);
+        chunks.for_each(|chunk| self.tables.keys.get(chunk).store(0, Relaxed));
+        before
+    }
+
+    /// Remembers why an arena is not registered, where its handle would be.
+    pub(crate) fn refuse(&self, first: usize, code: i32) {
+        // Without memory for the table there is no reason to be told either.
+        if self.tables.handles.commit(first..first + 1).is_ok() {
+            self.tables.handles.get(first).store(u64::from(code.unsigned_abs()), Relaxed);
+        }
+    }
+
+    /// Forgets it, as the arena is closed.
+    pub(crate) fn forgive(&self, first: usize) {
+        let error = self.tables.handles.get(first);
+        // An entry that is not zero was written, so its page is writable.
+        if error.load(Relaxed) != 0 {
+            error.store(0, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_the_word_and_zero_means_none() {
+        for keys in [Keys { lkey: 0, rkey: 0 }, Keys { lkey: 7, rkey: u32::MAX }, Keys { lkey: u32::MAX, rkey: 0 }] {
+            assert_ne!(encode(keys), 0);
+            assert_eq!(decode(encode(keys)), keys);
+        }
+        assert_eq!(encode(Keys { lkey: u32::MAX, rkey: u32::MAX }), 0);
+    }
+}

@@ -1,0 +1,264 @@
+//! What can go wrong, with what was wanted, what the limit is, and what to do. Uses `os` for the memlock figures.
+
+use crate::os::Memlock;
+use core::fmt;
+use std::io;
+
+/// A device refused to register memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RegisterError {
+    /// The device's name.
+    pub device: String,
+    /// The bytes that were to be registered.
+    pub wanted: usize,
+    /// How many devices this heap registers its memory with, this one counted; each pins it again.
+    pub devices: usize,
+    /// What may be pinned, and what is. `None` for a device that does not count against it.
+    pub memlock: Option<Memlock>,
+    /// What the device said.
+    pub source: io::Error,
+}
+
+impl RegisterError {
+    /// Whether the memlock limit is the reason.
+    #[must_use]
+    pub fn is_memlock(&self) -> bool {
+        let full = self.memlock.is_some_and(|memlock| memlock.allows() < self.wanted as u64);
+        full && matches!(self.source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM))
+    }
+}
+
+impl fmt::Display for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, wanted, devices, .. } = self;
+        write!(f, "{device} would not register {} KiB (heap with {devices} device(s)): {}", wanted >> 10, self.source)?;
+        if let Some(memlock) = self.memlock {
+            write!(f, "; {memlock}")?;
+        }
+        if self.is_memlock() {
+            f.write_str(
+                "; raise the limit with `ulimit -l`, LimitMEMLOCK= in a systemd unit, `--ulimit memlock=-1` in docker, or \
+                 /etc/security/limits.conf",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for RegisterError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// Why a device could not be attached. Nothing has changed then.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The heap has this device (the same protection domain) already.
+    AlreadyAttached {
+        /// Its name.
+        device: String,
+    },
+    /// The process has as many devices attached as it can have.
+    TooManyDevices {
+        /// [`MAX_DEVICES`](crate::MAX_DEVICES).
+        limit: usize,
+    },
+    /// The device cannot register even the smallest arena.
+    LengthLimit {
+        /// Its name.
+        device: String,
+        /// The longest registration it takes, in bytes.
+        max_len: u64,
+        /// The shortest that is of use, in bytes.
+        wanted: u64,
+    },
+    /// The device refused to register memory that the heap has open already.
+    Register(RegisterError),
+    /// The device's library hides registered memory from children of fork (`MADV_DONTFORK`); a child would lose its heap.
+    HidesMemoryFromChildren {
+        /// Its name.
+        device: String,
+    },
+    /// This process is a child of fork of the one that owns the heap.
+    ForkedChild,
+    /// There is no address space or memory for the tables.
+    NoMemory(io::Error),
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AlreadyAttached { device } => write!(
+                f,
+                "{device} is attached to this heap already, by the same protection domain; use the Device that attach returned"
+            ),
+            Self::TooManyDevices { limit } => {
+                write!(f, "{limit} devices are attached already, which is the limit of a process; detach one first")
+            }
+            Self::LengthLimit { device, max_len, wanted } => {
+                write!(f, "{device} registers at most {max_len} bytes at once, but an arena has at least {wanted}")
+            }
+            Self::Register(error) => error.fmt(f),
+            Self::HidesMemoryFromChildren { device } => write!(
+                f,
+                "{device}'s library was told to hide registered memory from forked children (ibv_fork_init), which would take the \
+                 whole heap from them; unset RDMAV_FORK_SAFE and IBV_FORK_SAFE and do not call ibv_fork_init: Linux 5.12 and later \
+                 need neither"
+            ),
+            Self::ForkedChild => {
+                f.write_str("a child of fork cannot attach devices to its parent's heap; call exec first")
+            }
+            Self::NoMemory(error) => write!(f, "no memory for the tables of a device: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for AttachError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Register(error) => Some(error),
+            Self::NoMemory(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Why a device could not be detached as wanted.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DetachError {
+    /// The device is not attached to this heap, or not any more.
+    NotAttached,
+    /// The device is detached, but would not end some registrations. Their memory is kept mapped for ever, since the device
+    /// may still write to it; so is the registrar.
+    Kept {
+        /// How many arenas it is.
+        arenas: usize,
+        /// Their bytes.
+        bytes: usize,
+        /// What the device said of the last one.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for DetachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAttached => f.write_str("the device is not attached to this heap"),
+            Self::Kept { arenas, bytes, source } => write!(
+                f,
+                "the device would not let go of {arenas} arena(s), {} KiB, which stay mapped: {source}",
+                bytes >> 10
+            ),
+        }
+    }
+}
+
+impl std::error::Error for DetachError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Kept { source, .. } => Some(source),
+            Self::NotAttached => None,
+        }
+    }
+}
+
+/// Why there is no memory to be had.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum TakeError {
+    /// The address space that was reserved has no such run left.
+    AddressSpace {
+        /// Bytes wanted.
+        wanted: usize,
+        /// Bytes in the region.
+        region: usize,
+    },
+    /// The operating system has no memory (address space, commit charge).
+    NoMemory {
+        /// Bytes wanted.
+        wanted: usize,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A device refused the new arena, and the heap only serves registered memory.
+    Register(RegisterError),
+}
+
+impl fmt::Display for TakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddressSpace { wanted, region } => write!(
+                f,
+                "no free run of {} KiB in the region of {} MiB; it is reserved at the first use and is smaller where `ulimit -v` is set",
+                wanted >> 10,
+                region >> 20
+            ),
+            Self::NoMemory { wanted, source } => write!(f, "no memory for an arena of {} KiB: {source}", wanted >> 10),
+            Self::Register(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for TakeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::AddressSpace { .. } => None,
+            Self::NoMemory { source, .. } => Some(source),
+            Self::Register(error) => Some(error),
+        }
+    }
+}
+
+/// Why a device has no keys for an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The device has been detached.
+    Detached,
+    /// The address is not in any arena: memory of another allocator, a stack, a static, or memory given back long ago.
+    Foreign,
+    /// The address lies in an arena that the device has not registered.
+    NotRegistered(NotRegistered),
+}
+
+/// Why a device has not registered an arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum NotRegistered {
+    /// The arena belongs to a heap that the device is not attached to (or it was taken while a device was being called).
+    OtherHeap,
+    /// The device refused the arena when it was opened.
+    Refused {
+        /// The operating system's error number; 12 (`ENOMEM`) is mostly the memlock limit.
+        code: i32,
+    },
+    /// The arena is being closed: nothing that is alive lies in it.
+    Closed,
+    /// This process is a child of fork, and the registrations are its parent's.
+    ForkedChild,
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Detached => f.write_str("the device has been detached"),
+            Self::Foreign => f.write_str("the memory is not rdmalloc's: only blocks of its heaps are registered"),
+            Self::NotRegistered(NotRegistered::OtherHeap) => {
+                f.write_str("the memory belongs to a heap that the device is not attached to")
+            }
+            Self::NotRegistered(NotRegistered::Refused { code }) => {
+                write!(f, "the device refused to register the arena: {}", io::Error::from_raw_os_error(*code))
+            }
+            Self::NotRegistered(NotRegistered::Closed) => f.write_str("the arena is being closed: the block is freed"),
+            Self::NotRegistered(NotRegistered::ForkedChild) => {
+                f.write_str("this process is a child of fork, and its parent's registrations are not its own")
+            }
+        }
+    }
+}
+
+impl std::error::Error for KeyError {}

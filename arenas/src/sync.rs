@@ -1,0 +1,77 @@
+//! The primitives under the protocols. Uses nothing below it.
+//!
+//! A protocol (the arena's word, the list of blocks that others freed) is written once, generic over [`Atomic64`]: the
+//! program runs it on the standard library's atomics, the models run the same code on loom's. So no `cfg` tells them apart.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The operations that the protocols use of a 64-bit atomic word.
+pub trait Atomic64 {
+    /// Reads the word.
+    fn load(&self, order: Ordering) -> u64;
+    /// Replaces `old` by `new`, or returns what is there. May fail for no reason.
+    ///
+    /// # Errors
+    ///
+    /// The value found, when it is not `old`, and now and then when it is.
+    fn compare_exchange_weak(&self, old: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+    /// Adds, wrapping, and returns what was there.
+    fn fetch_add(&self, more: u64, order: Ordering) -> u64;
+    /// Subtracts, wrapping, and returns what was there.
+    fn fetch_sub(&self, less: u64, order: Ordering) -> u64;
+}
+
+macro_rules! atomic64 {
+    ($type:ty) => {
+        impl $crate::sync::Atomic64 for $type {
+            #[inline]
+            fn load(&self, order: Ordering) -> u64 {
+                <$type>::load(self, order)
+            }
+            #[inline]
+            fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
+                <$type>::compare_exchange_weak(self, old, new, yes, no)
+            }
+            #[inline]
+            fn fetch_add(&self, more: u64, order: Ordering) -> u64 {
+                <$type>::fetch_add(self, more, order)
+            }
+            #[inline]
+            fn fetch_sub(&self, less: u64, order: Ordering) -> u64 {
+                <$type>::fetch_sub(self, less, order)
+            }
+        }
+    };
+}
+
+atomic64!(AtomicU64);
+#[cfg(test)]
+atomic64!(loom::sync::atomic::AtomicU64);
+
+/// A mutex that ignores poison: nothing panics while it holds one, and an allocator has nobody to tell.
+///
+/// The standard library's mutex is a futex on Linux: it never allocates.
+#[derive(Debug, Default)]
+pub struct Lock<T>(Mutex<T>);
+
+impl<T> Lock<T> {
+    /// An open lock around `value`.
+    pub const fn new(value: T) -> Lock<T> {
+        Lock(Mutex::new(value))
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the lock if nobody has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+}

@@ -3,6 +3,9 @@
 //! Uses [`Access`]; knows nothing of regions and arenas. The backends stand beside it: `verbs` (an `ibv_pd`) and `uring`
 //! (the fixed buffers of an io_uring).
 
+#[cfg(feature = "verbs")]
+pub mod verbs;
+
 use crate::Access;
 use core::num::NonZeroUsize;
 use core::ops::Range;
@@ -85,6 +88,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether registered pages count against `RLIMIT_MEMLOCK`.
     fn is_memlocked(&self) -> bool {
         true
+    }
+
+    /// Whether children of `fork` no longer have memory once it is registered here (the verbs library marks it DONTFORK when
+    /// `ibv_fork_init` was called on a kernel older than 5.12). A heap that children need must not be registered then.
+    fn hides_memory_from_children(&self) -> bool {
+        false
     }
 
     /// A name for people, such as `mlx5_0`.

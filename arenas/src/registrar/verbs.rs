@@ -191,9 +191,9 @@ impl std::error::Error for Refused {}
 //   and the kernel has unpinned it; it calls ibv_dereg_mr only for a region that is in `live`, so once for each;
 // - when ibv_reg_mr_iova2 fails, nothing is registered.
 unsafe impl Registrar for Verbs {
-    /// As the trait says, by `ibv_reg_mr_iova2`: the exported `ibv_reg_mr` knows no optional access flags such as
-    /// [`Access::RELAXED_ORDERING`] (in C the name is a macro that chooses), and this one drops them where the kernel does
-    /// not know them.
+    /// As the trait says, by `ibv_reg_mr_iova2`, which knows optional access flags ([`Access::RELAXED_ORDERING`]) in every
+    /// version that has it, and drops them where the kernel does not know them. In C the macro `ibv_reg_mr` chooses it for
+    /// them; the function of that name does the same in rdma-core 44, and need not in older ones.
     ///
     /// # Errors
     ///

@@ -9,6 +9,7 @@ use core::ffi::CStr;
 use core::fmt;
 use core::ptr::{self, NonNull};
 use rdma_sys::{ibv_context, ibv_device, ibv_pd};
+use std::fs::File;
 use std::io;
 
 /// An open device with a protection domain of its own, both closed when the value is dropped.
@@ -62,8 +63,11 @@ impl ProtectionDomain {
         };
         // SAFETY: the device is from a list that is not freed before the end of this function.
         let context = NonNull::new(unsafe { rdma_sys::ibv_open_device(device) }).ok_or_else(|| {
-            let source = io::Error::last_os_error();
-            OpenError::Open { device: list.name(device), source }
+            let (said, node) = (io::Error::last_os_error(), list.node(device));
+            // The library also looks for the node in other ways, and errno is that of the last (seen: ENOENT for a node
+            // that is there and forbidden). So ask again.
+            let source = File::options().read(true).write(true).open(&node).err().unwrap_or(said);
+            OpenError::Open { device: list.name(device), node, source }
         })?;
         // SAFETY: the context was just opened.
         let (name, pd) = unsafe { (device_name(context.as_ptr()), rdma_sys::ibv_alloc_pd(context.as_ptr())) };
@@ -144,6 +148,8 @@ pub enum OpenError {
     Open {
         /// The device's name.
         device: String,
+        /// Its device file.
+        node: String,
         /// What the system said.
         source: io::Error,
     },
@@ -177,12 +183,12 @@ impl fmt::Display for OpenError {
             OpenError::NoDevice { wanted, found } => {
                 write!(f, "there is no RDMA device named {wanted:?}; there are: {}", found.join(", "))
             }
-            OpenError::Open { device, source } => {
+            OpenError::Open { device, node, source } => {
                 let hint = match source.raw_os_error() {
-                    Some(libc::EACCES | libc::EPERM) => "this user must be able to read and write",
-                    _ => "see the kernel's log, and",
+                    Some(libc::EACCES | libc::EPERM) => "this user must be able to read and write its node",
+                    _ => "see the kernel's log, and the node",
                 };
-                write!(f, "cannot open {device}: {source}; {hint} its node /dev/infiniband/uverbs*")
+                write!(f, "cannot open {device}: {source}; {hint} {node}")
             }
             OpenError::AllocPd { device, source } => write!(
                 f,
@@ -236,6 +242,13 @@ impl DeviceList {
         unsafe { CStr::from_ptr(rdma_sys::ibv_get_device_name(device)) }.to_string_lossy().into_owned()
     }
 
+    /// The device file of a device of this list, such as `/dev/infiniband/uverbs0`.
+    fn node(&self, device: *mut ibv_device) -> String {
+        // SAFETY: a device of the list lives as long as the list, and may be read. `dev_name` is a C string.
+        let name = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
+        format!("/dev/infiniband/{}", name.to_string_lossy())
+    }
+
     /// The error when this list is empty, with the devices that only the kernel sees.
     fn no_devices(&self) -> OpenError {
         let entries = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
@@ -259,14 +272,15 @@ mod tests {
     #[test]
     fn errors_say_what_to_do() {
         let os = io::Error::from_raw_os_error;
-        let open = |errno| OpenError::Open { device: "mlx5_0".into(), source: os(errno) };
+        let node = "/dev/infiniband/uverbs7";
+        let open = |errno| OpenError::Open { device: "mlx5_0".into(), node: node.into(), source: os(errno) };
         let no_device = OpenError::NoDevice { wanted: "mlx5_9".into(), found: vec!["mlx5_0".into(), "rxe0".into()] };
         let cases = [
             (no_device, "named \"mlx5_9\"; there are: mlx5_0, rxe0"),
             (OpenError::NoDevices { source: None, in_kernel: vec![] }, "modprobe rdma_rxe"),
             (OpenError::NoDevices { source: Some(os(libc::ENOSYS)), in_kernel: vec![] }, "(Function not implemented"),
             (OpenError::NoDevices { source: None, in_kernel: vec!["mlx5_0".into()] }, "(mlx5_0), but"),
-            (open(libc::EACCES), "read and write its node /dev/infiniband/uverbs*"),
+            (open(libc::EACCES), "read and write its node /dev/infiniband/uverbs7"),
             (open(libc::EIO), "kernel's log"),
             (OpenError::AllocPd { device: "rxe0".into(), source: os(libc::ENOMEM) }, "max_pd"),
         ];

@@ -3,7 +3,7 @@
 //! Uses rdma-sys only, its generated types and the symbols of the C library, which are right. What is wrong there:
 //!
 //! - `verbs_get_ctx` compares with `u32::MAX` where the header has a pointer with all bits set, so on 64 bits it finds
-//!   no context that is extended and every extended verb falls back or fails: use [`verbs_context`];
+//!   no context that is extended and every extended verb falls back or fails: use [`verbs_context()`];
 //! - `ibv_query_port` is declared for the short struct of old programs, and `___ibv_query_port` always ends there, leaving
 //!   the rest of the longer one as it was: use [`query_port`];
 //! - `ibv_inc_rkey` overflows at `u32::MAX`: use [`inc_rkey`].

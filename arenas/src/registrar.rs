@@ -3,6 +3,9 @@
 //! Uses [`Access`]; knows nothing of regions and arenas. The backends stand beside it: `verbs` (an `ibv_pd`) and `uring`
 //! (the fixed buffers of an io_uring).
 
+#[cfg(feature = "verbs")]
+pub mod verbs;
+
 use crate::Access;
 use core::num::NonZeroUsize;
 use core::ops::Range;

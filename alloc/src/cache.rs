@@ -1,0 +1,259 @@
+//! A cache: all slabs and spare spans of one owner. Uses `slab`, `class` and the heap's arenas.
+//!
+//! A cache has one user at a time: a thread, or whoever holds the lock of a shard. Only that user touches it, but for the
+//! list of slabs that others freed into, and so its operations need no lock and no atomic read-modify-write, except where
+//! they take that list. A cache outlives its users: when a thread ends, its cache waits for the next thread with all its
+//! slabs, so a slab has the same owner for as long as it is a slab.
+//!
+//! A cache never opens an arena: it answers [`NoRoom`], and its user has room made while the cache is whole and unlocked.
+
+use crate::class::{self, CLASSES, Kind};
+use crate::slab::{self, NO_SLAB, Slab, State};
+use core::cell::Cell;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering::Acquire};
+use crossbeam_utils::CachePadded;
+use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
+
+/// Spare spans up to this many slices (4 MiB) are kept, by their exact length.
+const SPARE_SLICES: usize = 64;
+/// How many bytes of spare spans a cache keeps.
+const SPARE_BYTES: usize = 8 << 20;
+
+/// No open arena has room for a span.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NoRoom {
+    /// Slices wanted.
+    pub(crate) slices: usize,
+    /// Alignment wanted, in slices.
+    pub(crate) align: usize,
+    /// For [`Arenas::make_room`].
+    pub(crate) seen: Seen,
+}
+
+/// Memory that was allocated, and whether it is zero.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) zero: bool,
+}
+
+/// See the module. `repr(C)`: what the fast path reads stands first.
+#[repr(C, align(128))]
+pub(crate) struct Cache {
+    /// Its number, by which slabs name their owner. 0: of a cache that owns nothing and never will.
+    pub(crate) id: u32,
+    current: [Cell<&'static Slab>; CLASSES],
+    partial: [Cell<Option<&'static Slab>>; CLASSES],
+    /// Spare spans by their number of slices, linked through their headers.
+    spare: [Cell<Option<&'static Slab>>; SPARE_SLICES + 1],
+    spare_bytes: Cell<usize>,
+    /// The next cache in a list of caches without a user.
+    pub(crate) next: Cell<Option<&'static Cache>>,
+    /// Slabs that others freed into.
+    told: CachePadded<AtomicPtr<Slab>>,
+}
+
+impl Cache {
+    /// A cache that has nothing yet.
+    pub(crate) const fn new(id: u32) -> Cache {
+        Cache {
+            id,
+            current: [const { Cell::new(&NO_SLAB.0) }; CLASSES],
+            partial: [const { Cell::new(None) }; CLASSES],
+            spare: [const { Cell::new(None) }; SPARE_SLICES + 1],
+            spare_bytes: Cell::new(0),
+            next: Cell::new(None),
+            told: CachePadded::new(AtomicPtr::new(ptr::null_mut())),
+        }
+    }
+
+    /// A block of `class`, if the current slab has a free one: the fast path.
+    #[inline(always)]
+    pub(crate) fn pop(&self, class: usize) -> Option<NonNull<u8>> {
+        self.current[class].get().pop()
+    }
+
+    /// Memory for a layout, which is of this kind and wants this alignment in bytes.
+    pub(crate) fn allocate(&self, arenas: &Arenas, kind: Kind, align: usize, zeroed: bool) -> Result<Block, NoRoom> {
+        match kind {
+            Kind::Small(class) | Kind::Medium(class) => self.allocate_class(arenas, class, zeroed),
+            Kind::Large(slices) => {
+                let span = self.take(arenas, slices, align.div_ceil(SLICE))?;
+                // SAFETY: a span is not at address 0.
+                let start = unsafe { NonNull::new_unchecked(ptr::with_exposed_provenance_mut(span.address)) };
+                Ok(Block { start, zero: span.zero })
+            }
+        }
+    }
+
+    /// A block of `class` from wherever there is one.
+    fn allocate_class(&self, arenas: &Arenas, class: usize, zeroed: bool) -> Result<Block, NoRoom> {
+        // Below a page, clearing is cheaper than keeping new blocks apart.
+        let apart = zeroed && class::size_of_class(class) >= 4096;
+        loop {
+            let slab = self.current[class].get();
+            slab.collect();
+            if let Some(start) = slab.pop() {
+                return Ok(Block { start, zero: false });
+            }
+            if apart && let Some((start, zero)) = slab.carve_one() {
+                return Ok(Block { start, zero });
+            }
+            if !slab.carve() {
+                self.next_slab(arenas, class)?;
+            }
+        }
+    }
+
+    /// Replaces the current slab of a class, which is full.
+    #[cold]
+    fn next_slab(&self, arenas: &Arenas, class: usize) -> Result<(), NoRoom> {
+        let full = self.current[class].replace(&NO_SLAB.0);
+        if !ptr::eq(full, &NO_SLAB.0) {
+            full.set_state(State::Full);
+        }
+        self.look(arenas);
+        let next = match self.partial[class].get() {
+            Some(slab) => {
+                self.unlist(slab);
+                slab.set_state(State::Current);
+                slab
+            }
+            None => {
+                let span = self.take(arenas, class::slices_of_class(class), 1)?;
+                // SAFETY: the span was just taken, with the slices of this class.
+                unsafe { Slab::create(span, class, self.id) }
+            }
+        };
+        self.current[class].set(next);
+        Ok(())
+    }
+
+    /// Takes back a block of one of this cache's slabs, whose books must change: the slow end of a free.
+    #[cold]
+    pub(crate) fn rebook(&self, arenas: &Arenas, slab: &'static Slab) {
+        if slab.state() == State::Full {
+            self.enlist(slab);
+        } else if slab.is_unused() {
+            self.retire(arenas, slab);
+        }
+    }
+
+    /// Takes back what others have freed.
+    pub(crate) fn look(&self, arenas: &Arenas) {
+        // SAFETY: the list holds headers, which are never unmapped. Acquire: with the release of who put them in.
+        let mut told = unsafe { self.told.swap(ptr::null_mut(), Acquire).as_ref() };
+        while let Some(slab) = told {
+            told = slab.next_told();
+            slab.look();
+            match slab.state() {
+                State::Current => {}
+                State::Full => {
+                    self.enlist(slab);
+                    if slab.is_unused() {
+                        self.retire(arenas, slab);
+                    }
+                }
+                State::Partial if slab.is_unused() => self.retire(arenas, slab),
+                State::Partial => {}
+            }
+        }
+    }
+
+    /// The list of slabs that others freed into.
+    pub(crate) fn told(&self) -> &AtomicPtr<Slab> {
+        &self.told
+    }
+
+    fn enlist(&self, slab: &'static Slab) {
+        let list = &self.partial[slab.class()];
+        let next = list.replace(Some(slab));
+        slab.set_state(State::Partial);
+        slab.prev.set(None);
+        slab.next.set(next);
+        if let Some(next) = next {
+            next.prev.set(Some(slab));
+        }
+    }
+
+    fn unlist(&self, slab: &'static Slab) {
+        match slab.prev.get() {
+            Some(prev) => prev.next.set(slab.next.get()),
+            None => self.partial[slab.class()].set(slab.next.get()),
+        }
+        if let Some(next) = slab.next.get() {
+            next.prev.set(slab.prev.get());
+        }
+    }
+
+    /// Gives up a Partial slab that is empty, unless it is still in the list of slabs to look at: it is met there again.
+    fn retire(&self, arenas: &Arenas, slab: &'static Slab) {
+        if !slab.is_told() {
+            self.unlist(slab);
+            self.give(arenas, slab.address(), slab.slices());
+        }
+    }
+
+    /// A span of the spare ones, or of an open arena.
+    pub(crate) fn take(&self, arenas: &Arenas, slices: usize, align: usize) -> Result<Span, NoRoom> {
+        if align == 1
+            && let Some(list) = self.spare.get(slices)
+            && let Some(spare) = list.get()
+        {
+            list.set(spare.next.get());
+            self.spare_bytes.set(self.spare_bytes.get() - slices * SLICE);
+            return Ok(Span { address: spare.address(), slices, zero: false });
+        }
+        let span = arenas.try_take(slices, align).map_err(|seen| NoRoom { slices, align, seen })?;
+        // SAFETY: the span was just taken.
+        unsafe { slab::header(span.address) }.set_tag(arenas.config().tag);
+        Ok(span)
+    }
+
+    /// Keeps a span as a spare one, or gives it back to its arena.
+    #[inline]
+    pub(crate) fn give(&self, arenas: &Arenas, address: usize, slices: usize) {
+        let bytes = self.spare_bytes.get() + slices * SLICE;
+        if let Some(list) = self.spare.get(slices)
+            && bytes <= SPARE_BYTES
+        {
+            // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
+            let header = unsafe { slab::header(address) };
+            header.next.set(list.replace(Some(header)));
+            self.spare_bytes.set(bytes);
+        } else {
+            arenas.give(address, slices);
+        }
+    }
+
+    /// Gives back all that holds no block: what others freed is taken back, empty slabs and spare spans go to their arenas.
+    /// Returns how many slices went.
+    pub(crate) fn flush(&self, arenas: &Arenas) -> usize {
+        self.look(arenas);
+        for current in &self.current {
+            let slab = current.get();
+            if ptr::eq(slab, &NO_SLAB.0) {
+                continue;
+            }
+            slab.collect();
+            if slab.is_unused() {
+                current.set(&NO_SLAB.0);
+                self.enlist(slab);
+                self.retire(arenas, slab);
+            }
+        }
+        // A slab that was told of since is retired now.
+        self.look(arenas);
+        let mut given = 0;
+        for (slices, list) in self.spare.iter().enumerate() {
+            while let Some(spare) = list.get() {
+                list.set(spare.next.get());
+                arenas.give(spare.address(), slices);
+                given += slices;
+            }
+        }
+        self.spare_bytes.set(0);
+        given
+    }
+}

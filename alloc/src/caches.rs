@@ -1,0 +1,123 @@
+//! All caches of the process, by number. Uses `cache`.
+//!
+//! Caches are metadata: they lie in mappings of their own, outside every arena, and stay where they are for ever, since a
+//! thread that frees a block may come late to tell its owner.
+
+use crate::cache::Cache;
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
+use memmap2::MmapOptions;
+use rdmalloc_arenas::sync::Lock;
+
+/// Caches in a mapping.
+const BATCH: usize = 64;
+/// Mappings there can be: for 262,144 caches, more than Linux allows threads by default.
+const BATCHES: usize = 4096;
+
+static ALL: [AtomicPtr<Cache>; BATCHES] = [const { AtomicPtr::new(ptr::null_mut()) }; BATCHES];
+/// The number of the next cache; 0 is nobody's.
+static NEXT: Lock<u32> = Lock::new(1);
+
+/// Caches of heaps that have ended: they own no slab.
+static RETIRED: Lock<Idle> = Lock::new(Idle::new());
+
+/// Keeps a cache that owns no slab for whoever needs one.
+pub(crate) fn retire(cache: Owned) {
+    RETIRED.lock().push(cache);
+}
+
+/// The right to use a cache: there is one for each, and whoever has it is the cache's one user.
+pub(crate) struct Owned(&'static Cache);
+
+// SAFETY: the one right to use a cache may move to another thread; with it goes the use, ordered by whatever hands it over.
+unsafe impl Send for Owned {}
+
+impl Owned {
+    /// A cache that has nothing: a retired one, or a new one. `None`: no memory, or no numbers left.
+    pub(crate) fn obtain() -> Option<Owned> {
+        let retired = RETIRED.lock().pop();
+        retired.or_else(Owned::create)
+    }
+
+    fn create() -> Option<Owned> {
+        let mut next = NEXT.lock();
+        let (batch, place) = (*next as usize / BATCH, *next as usize % BATCH);
+        let slot = ALL.get(batch)?;
+        if slot.load(Acquire).is_null() {
+            let mut map = MmapOptions::new().len(BATCH * size_of::<Cache>()).map_anon().ok()?;
+            slot.store(map.as_mut_ptr().cast(), Release);
+            core::mem::forget(map);
+        }
+        // SAFETY: place < BATCH, within the mapping, which is aligned to a page; nobody knows the place yet.
+        let cache = unsafe {
+            let cache = slot.load(Acquire).add(place);
+            cache.write(Cache::new(*next));
+            &*cache
+        };
+        *next += 1;
+        Some(Owned(cache))
+    }
+
+    /// Gives the right up, for a place where it cannot be kept.
+    pub(crate) fn into_raw(self) -> NonNull<Cache> {
+        NonNull::from(self.0)
+    }
+
+    /// Takes the right up again.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is from [`into_raw`](Self::into_raw), and taken up once.
+    pub(crate) unsafe fn from_raw(raw: NonNull<Cache>) -> Owned {
+        // SAFETY: caches live for ever.
+        Owned(unsafe { raw.as_ref() })
+    }
+}
+
+impl Deref for Owned {
+    type Target = Cache;
+    fn deref(&self) -> &Cache {
+        self.0
+    }
+}
+
+/// The list of slabs to look at of the cache with this number, which owns a slab.
+pub(crate) fn told(id: u32) -> &'static AtomicPtr<crate::slab::Slab> {
+    let (batch, place) = (id as usize / BATCH, id as usize % BATCH);
+    // SAFETY: a number that a slab's word names was given to a cache, so it has been written there, for ever. Only the list,
+    // which is everyone's, is reached through the reference.
+    unsafe { &*ALL[batch].load(Acquire).add(place) }.told()
+}
+
+/// Caches that have no user now.
+pub(crate) struct Idle(Option<Owned>);
+
+impl Idle {
+    /// None.
+    pub(crate) const fn new() -> Idle {
+        Idle(None)
+    }
+
+    /// Takes one out.
+    pub(crate) fn pop(&mut self) -> Option<Owned> {
+        let first = self.0.take()?;
+        self.0 = first.next.take().map(Owned);
+        Some(first)
+    }
+
+    /// Puts one in.
+    pub(crate) fn push(&mut self, cache: Owned) {
+        cache.next.set(self.0.take().map(|first| first.0));
+        self.0 = Some(cache);
+    }
+
+    /// Each of them.
+    pub(crate) fn for_each(&self, mut action: impl FnMut(&Cache)) {
+        let mut at = self.0.as_deref();
+        while let Some(cache) = at {
+            action(cache);
+            at = cache.next.get();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Size classes, and which kind of memory a layout gets. Pure arithmetic; uses nothing below it.
+//!
+//! ```text
+//! kind     size                    lies in
+//! small    up to 8 KiB             a slab of one slice (64 KiB)
+//! medium   up to 64 KiB            a slab of several slices, 8 blocks or more
+//! large    more, or aligned more   a span of its own
+//! ```
+//!
+//! Classes go in steps of 16 bytes to 1 KiB, then in eight steps per doubling, so that a block wastes at most an eighth.
+//! The kind and the class follow from the layout alone: what frees a block knows where to look without having looked.
+
+use core::alloc::Layout;
+use rdmalloc_arenas::{SLICE, SLICE_SHIFT};
+
+/// How many classes there are.
+pub(crate) const CLASSES: usize = 64 + 8 * (MEDIUM_MAX.ilog2() as usize - 10);
+/// The largest small block: a slab of one slice holds eight of it.
+pub(crate) const SMALL_MAX: usize = SLICE / 8;
+/// The largest block in a slab.
+pub(crate) const MEDIUM_MAX: usize = SLICE;
+/// The last size of the classes in steps of 16.
+const FINE_MAX: usize = 1024;
+
+/// What a layout gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// A block of this class, in a slab of one slice.
+    Small(usize),
+    /// A block of this class, in a slab of several.
+    Medium(usize),
+    /// A span of so many slices.
+    Large(usize),
+}
+
+/// The kind of a layout.
+#[inline(always)]
+pub(crate) fn kind_of(layout: Layout) -> Kind {
+    let size = effective(layout.size(), layout.align());
+    if size <= SMALL_MAX {
+        Kind::Small(class_of(size))
+    } else if size <= MEDIUM_MAX {
+        Kind::Medium(class_of(size))
+    } else {
+        Kind::Large(size.div_ceil(SLICE))
+    }
+}
+
+/// The size whose class holds `size` bytes at `align`, or more than [`MEDIUM_MAX`] if none does.
+///
+/// A slab begins at a multiple of 64 KiB and holds block after block, so a class is aligned to whatever divides its size.
+#[inline(always)]
+fn effective(size: usize, align: usize) -> usize {
+    if align <= 16 { size } else { aligned(size, align) }
+}
+
+fn aligned(size: usize, align: usize) -> usize {
+    if align > MEDIUM_MAX {
+        // Large, whatever the size: spans alone are aligned beyond a slice.
+        return size.max(MEDIUM_MAX + 1);
+    }
+    // A layout's size, rounded up to its alignment, does not overflow.
+    let rounded = size.max(1).next_multiple_of(align);
+    if rounded > MEDIUM_MAX || size_of_class(class_of(rounded)).is_multiple_of(align) {
+        rounded
+    } else {
+        // At most double, and a power of two divides itself.
+        rounded.next_power_of_two()
+    }
+}
+
+/// The class that holds `size` bytes; `size` is at most [`MEDIUM_MAX`].
+#[inline(always)]
+pub(crate) fn class_of(size: usize) -> usize {
+    let last = size.saturating_sub(1);
+    if size <= FINE_MAX {
+        last >> 4
+    } else {
+        let doubling = last.ilog2();
+        // `last >> (doubling - 3)` is 8 to 15: a bit for the doubling, three for the step in it.
+        64 + ((doubling as usize - 10) << 3) + (last >> (doubling - 3)) - 8
+    }
+}
+
+/// The bytes of a block of a class.
+#[inline(always)]
+pub(crate) const fn size_of_class(class: usize) -> usize {
+    if class < 64 {
+        (class + 1) << 4
+    } else {
+        let (doubling, step) = ((class - 64) >> 3, (class - 64) & 7);
+        (step + 9) << (doubling + 7)
+    }
+}
+
+/// How many slices a slab of a class has: enough for eight blocks.
+pub(crate) const fn slices_of_class(class: usize) -> usize {
+    (size_of_class(class) * 8).div_ceil(1 << SLICE_SHIFT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_fits_its_class_and_not_the_one_before() {
+        for size in 1..=MEDIUM_MAX {
+            let class = class_of(size);
+            assert!(size_of_class(class) >= size, "{size}");
+            assert!(class == 0 || size_of_class(class - 1) < size, "{size}");
+            assert!(size <= FINE_MAX || size_of_class(class) * 8 <= size * 9 + 8, "{size} wastes over an eighth");
+        }
+        assert_eq!(class_of(MEDIUM_MAX), CLASSES - 1);
+        assert_eq!(class_of(0), 0);
+    }
+
+    #[test]
+    fn small_classes_have_slabs_of_one_slice_and_no_slab_is_larger_than_eight() {
+        for class in 0..CLASSES {
+            assert_eq!(slices_of_class(class) == 1, size_of_class(class) <= SMALL_MAX);
+            assert!(slices_of_class(class) <= 8 && slices_of_class(class) * SLICE / size_of_class(class) >= 8);
+        }
+    }
+
+    #[test]
+    fn blocks_are_aligned_as_their_layout_asks() {
+        for shift in 0..=26 {
+            let align = 1 << shift;
+            for size in (0..200).chain((0..=1 << 17).step_by(487)) {
+                match kind_of(Layout::from_size_align(size, align).unwrap()) {
+                    Kind::Small(class) | Kind::Medium(class) => {
+                        assert!(
+                            size_of_class(class) >= size && size_of_class(class).is_multiple_of(align.min(1 << 16))
+                        );
+                        assert!(align <= MEDIUM_MAX || size_of_class(class).is_multiple_of(align) || align <= 16);
+                    }
+                    Kind::Large(slices) => assert!(slices * SLICE >= size && (size > MEDIUM_MAX || align > MEDIUM_MAX)),
+                }
+            }
+        }
+        assert_eq!(kind_of(Layout::new::<[u8; 64]>()), Kind::Small(3));
+        assert_eq!(kind_of(Layout::from_size_align(isize::MAX as usize - 4095, 4096).unwrap()), Kind::Large(1 << 47));
+    }
+}

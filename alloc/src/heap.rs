@@ -1,0 +1,193 @@
+//! The core of a heap: its arenas, and the caches that have no thread: idle ones, and shards behind locks. Uses `cache`,
+//! `caches` and the arenas.
+//!
+//! The global heap's threads each have a cache; a heap that a program makes, and the internal heap, are served from shards.
+//! Both do the same with a cache that they have to themselves. No lock is held while an arena is opened, since that calls
+//! devices: a cache that finds no room says so, and the room is made after its lock is released.
+
+use crate::cache::{Block, Cache, NoRoom};
+use crate::caches::{self, Idle, Owned};
+use crate::class::{Kind, kind_of};
+use crate::slab::{self, Freed};
+use crate::thread;
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
+use crossbeam_utils::CachePadded;
+use rdmalloc_arenas::sync::Lock;
+use rdmalloc_arenas::{Arenas, Closed, Config, TakeError};
+use std::io;
+
+/// Shards of a heap. More than there are threads in the middle of an operation, mostly.
+const SHARDS: usize = 8;
+
+/// See the module.
+pub(crate) struct Core {
+    pub(crate) arenas: Arenas,
+    idle: Lock<Idle>,
+    shards: [CachePadded<Lock<Option<Owned>>>; SHARDS],
+    /// Handles to a heap that a program made.
+    pub(crate) handles: AtomicUsize,
+    /// One of the `PHASE_` constants.
+    pub(crate) phase: AtomicU32,
+}
+
+/// The core is nobody's.
+pub(crate) const PHASE_UNUSED: u32 = 0;
+/// The heap has handles.
+pub(crate) const PHASE_OPEN: u32 = 1;
+/// The last handle is gone; the heap ends with its last block.
+pub(crate) const PHASE_ENDING: u32 = 2;
+/// The last block is gone too; devices are being detached.
+pub(crate) const PHASE_ENDED: u32 = 3;
+
+impl Core {
+    /// A core without arenas.
+    pub(crate) const fn new(config: Config) -> Core {
+        Core {
+            arenas: Arenas::new(config),
+            idle: Lock::new(Idle::new()),
+            shards: [const { CachePadded::new(Lock::new(None)) }; SHARDS],
+            handles: AtomicUsize::new(0),
+            phase: AtomicU32::new(PHASE_UNUSED),
+        }
+    }
+
+    /// A cache for a thread that begins: one that a thread has left, or a new one.
+    pub(crate) fn adopt(&self) -> Option<Owned> {
+        let idle = self.idle.lock().pop();
+        idle.or_else(Owned::obtain)
+    }
+
+    /// Takes the cache of a thread that ends.
+    pub(crate) fn leave(&self, cache: Owned) {
+        cache.flush(&self.arenas);
+        self.idle.lock().push(cache);
+    }
+
+    /// Has room made for what a cache could not serve; `cache` is the caller's, if it has one.
+    ///
+    /// First what caches hold without need is given back; an arena is opened if that is not enough.
+    pub(crate) fn make_room(&self, want: NoRoom, cache: Option<&Cache>) -> Result<(), TakeError> {
+        thread::inside(|| {
+            let own = cache.map_or(0, |cache| cache.flush(&self.arenas));
+            if own + self.flush() >= want.slices {
+                return Ok(());
+            }
+            self.arenas.make_room(want.seen, want.slices, want.align)
+        })
+    }
+
+    /// Empties the caches that have no thread. Returns how many slices went back.
+    fn flush(&self) -> usize {
+        let mut given = 0;
+        self.idle.lock().for_each(|cache| given += cache.flush(&self.arenas));
+        for shard in &self.shards {
+            given += shard.lock().as_ref().map_or(0, |cache| cache.flush(&self.arenas));
+        }
+        given
+    }
+
+    /// Lets go of the shards' caches, which hold nothing any more: other heaps may use them.
+    pub(crate) fn give_up_caches(&self) {
+        for shard in &self.shards {
+            if let Some(cache) = shard.lock().take() {
+                caches::retire(cache);
+            }
+        }
+    }
+
+    /// A drain pass: all that can be reached from this thread is emptied, and every arena without a block closed.
+    pub(crate) fn drain(&self, own: Option<&Cache>) -> Closed {
+        thread::inside(|| {
+            if let Some(cache) = own {
+                cache.flush(&self.arenas);
+            }
+            self.flush();
+            self.arenas.close_all_empty()
+        })
+    }
+
+    /// Memory for a layout, from a shard.
+    pub(crate) fn allocate(&self, layout: Layout, zeroed: bool) -> Result<Block, TakeError> {
+        let kind = kind_of(layout);
+        loop {
+            let result = {
+                let mut shard = self.shards[thread::shard(SHARDS)].lock();
+                let Some(cache) = shard.as_ref() else {
+                    let out_of_memory = || TakeError::NoMemory {
+                        wanted: size_of::<Cache>(),
+                        source: io::ErrorKind::OutOfMemory.into(),
+                    };
+                    *shard = Some(Owned::obtain().ok_or_else(out_of_memory)?);
+                    continue;
+                };
+                let quick = match kind {
+                    Kind::Small(class) | Kind::Medium(class) => cache.pop(class),
+                    Kind::Large(_) => None,
+                };
+                match quick {
+                    Some(start) => Ok(Block { start, zero: false }),
+                    None => cache.allocate(&self.arenas, kind, layout.align(), zeroed),
+                }
+            };
+            match result {
+                Ok(block) => return Ok(block),
+                Err(want) => self.make_room(want, None)?,
+            }
+        }
+    }
+
+    /// Takes back memory of this core's. Whether the heap is ending, and this may have been its last block.
+    ///
+    /// # Safety
+    ///
+    /// `block` was allocated from this core with this layout, and is the caller's.
+    pub(crate) unsafe fn free(&self, block: NonNull<u8>, layout: Layout) -> bool {
+        let shard = &self.shards[thread::shard(SHARDS)];
+        match kind_of(layout) {
+            Kind::Small(_) | Kind::Medium(_) => {
+                // SAFETY: the layout is the block's, so it is in a slab.
+                let slab = unsafe { slab::of_block(block) };
+                let owner = slab.owner();
+                if let Some(shard) = shard.try_lock()
+                    && let Some(cache) = shard.as_ref()
+                    && cache.id == owner
+                {
+                    // SAFETY: the block is the caller's, the slab this cache's, and the lock gives the cache to us.
+                    if unsafe { slab.push(block) } {
+                        cache.rebook(&self.arenas, slab);
+                    }
+                    // Read under the lock that who ends the heap takes after it has set the phase.
+                    return self.phase.load(Relaxed) == PHASE_ENDING;
+                }
+                // SAFETY: the block is the caller's.
+                unsafe { free_remote(slab, block) };
+                // Without the lock: either who ends the heap sees the block, or this sees the phase.
+                fence(SeqCst);
+                self.phase.load(Relaxed) == PHASE_ENDING
+            }
+            Kind::Large(slices) => {
+                match shard.lock().as_ref() {
+                    Some(cache) => cache.give(&self.arenas, block.addr().get(), slices),
+                    None => self.arenas.give(block.addr().get(), slices),
+                }
+                fence(SeqCst);
+                self.phase.load(Relaxed) == PHASE_ENDING
+            }
+        }
+    }
+}
+
+/// Frees a block into the slab of another owner.
+///
+/// # Safety
+///
+/// `block` is a block of `slab`, and the caller's.
+#[inline]
+pub(crate) unsafe fn free_remote(slab: &'static slab::Slab, block: NonNull<u8>) {
+    // SAFETY: the caller's promise.
+    if let Freed::Tell(owner) = unsafe { slab.push_remote(block) } {
+        slab.tell(caches::told(owner));
+    }
+}

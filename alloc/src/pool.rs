@@ -1,0 +1,242 @@
+//! Heaps that a program makes: [`Heap`], with access flags of its own. Uses `heap`.
+
+use crate::Trimmed;
+use crate::buffer::Buffer;
+use crate::global::FIRST_HEAP_TAG;
+use crate::heap::{Core, PHASE_ENDED, PHASE_ENDING, PHASE_OPEN, PHASE_UNUSED};
+use crate::thread;
+use core::fmt;
+use core::ptr;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicPtr, fence};
+use memmap2::MmapOptions;
+use rdmalloc_arenas::sync::Lock;
+use rdmalloc_arenas::{
+    Access, ArenaInfo, ArenaStats, Arenas, AttachError, Config, DetachError, Device, Registrar, TakeError, tag_of,
+};
+
+/// How many heaps a program can have at once, beside the global one.
+const MAX_HEAPS: usize = 4096;
+
+/// The cores of all heaps that were ever made; a core whose heap has ended serves another. Metadata, so in mappings of
+/// their own, for ever.
+static CORES: [AtomicPtr<Core>; MAX_HEAPS] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_HEAPS];
+/// Held while a heap is made or ends.
+static CHANGE: Lock<()> = Lock::new(());
+
+/// A heap of its own: arenas with access flags of their own, out of which a program takes buffers.
+///
+/// A handle: cloning it gives another for the same heap. When the last is dropped, no new buffers can be had; the arenas
+/// close, deregistered, as the last buffer goes, and then the heap's devices are detached.
+///
+/// Unlike the global heap, a heap with a device attached serves registered memory or none ([`TakeError::Register`]).
+///
+/// ```
+/// use rdmalloc::{Access, Heap};
+///
+/// let heap = Heap::builder().access(Access::REMOTE_READ | Access::REMOTE_WRITE).build()?;
+/// let mut buffer = heap.buffer(64 << 10)?;
+/// buffer.try_extend_from_slice(b"hello")?;
+/// assert_eq!((&buffer[..], buffer.capacity()), (&b"hello"[..], 64 << 10));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Heap {
+    core: &'static Core,
+}
+
+/// Makes a [`Heap`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    access: Access,
+}
+
+/// Why a heap could not be made.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// There are as many heaps as a process can have.
+    TooManyHeaps {
+        /// How many that is.
+        limit: usize,
+    },
+    /// No memory for the heap's own books.
+    NoMemory(std::io::Error),
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyHeaps { limit } => {
+                write!(f, "{limit} heaps exist, which is the limit of a process; drop handles and buffers of some")
+            }
+            Self::NoMemory(error) => write!(f, "no memory for a heap's books: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+impl Builder {
+    /// What devices and peers may do with the heap's memory; [`Access::LOCAL_WRITE`] unless said.
+    pub fn access(mut self, access: Access) -> Builder {
+        self.access = access;
+        self
+    }
+
+    /// Makes the heap. Memory is taken when the first buffer is.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`].
+    pub fn build(self) -> Result<Heap, BuildError> {
+        let _change = CHANGE.lock();
+        let config = |index: usize| Config {
+            access: self.access,
+            require_registration: true,
+            serves_children: false,
+            tag: FIRST_HEAP_TAG + index as u32,
+        };
+        for (index, slot) in CORES.iter().enumerate() {
+            let mut place = slot.load(Acquire);
+            // SAFETY: a core that is in its slot lives for ever.
+            match unsafe { place.as_ref() } {
+                Some(core) if core.phase.load(Acquire) != PHASE_UNUSED => continue,
+                // SAFETY: the core is of a heap that has ended: it has no arena, no device, no cache, and nobody who looks at
+                // its arenas. Its phase, which a late buffer may still read, stays in place.
+                Some(_) => drop(unsafe { ptr::replace(&raw mut (*place).arenas, Arenas::new(config(index))) }),
+                None => {
+                    let mut map = MmapOptions::new().len(size_of::<Core>()).map_anon().map_err(BuildError::NoMemory)?;
+                    place = map.as_mut_ptr().cast();
+                    core::mem::forget(map);
+                    // SAFETY: the new mapping is as large as a core, and aligned to a page.
+                    unsafe { place.write(Core::new(config(index))) };
+                }
+            }
+            // SAFETY: written above, or before; lives for ever.
+            let core = unsafe { &*place };
+            core.handles.store(1, Relaxed);
+            core.phase.store(PHASE_OPEN, Release);
+            slot.store(place, Release);
+            return Ok(Heap { core });
+        }
+        Err(BuildError::TooManyHeaps { limit: MAX_HEAPS })
+    }
+}
+
+impl Heap {
+    /// Begins a new heap.
+    pub fn builder() -> Builder {
+        Builder { access: Access::default() }
+    }
+
+    /// An empty buffer with room for `capacity` bytes, aligned to 64 bytes. It never moves, and never grows beyond that.
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory, or a device refuses it.
+    pub fn buffer(&self, capacity: usize) -> Result<Buffer, TakeError> {
+        Buffer::take(self.core, capacity)
+    }
+
+    /// What devices and peers may do with the heap's memory.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.core.arenas.config().access
+    }
+
+    /// Attaches a device: registers every arena with it, and from now on every arena that is opened.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`] says what was wanted and what to do; nothing has changed then, and the registrar is dropped.
+    pub fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
+        thread::inside(|| self.core.arenas.attach(Box::new(device)))
+    }
+
+    /// Detaches a device: deregisters every arena from it. Buffers live on; the device's keys are dead.
+    ///
+    /// The caller sees to it that no work request that uses them is under way.
+    ///
+    /// # Errors
+    ///
+    /// [`DetachError`], when it is not attached, or would not let go of an arena (which is then kept for ever).
+    pub fn detach(&self, device: Device) -> Result<(), DetachError> {
+        thread::inside(|| self.core.arenas.detach(device))
+    }
+
+    /// A drain pass: closes every arena in which nothing is in use. A closed arena is deregistered with every device first.
+    pub fn trim(&self) -> Trimmed {
+        Trimmed::of(self.core, None)
+    }
+
+    /// Figures of the heap's arenas.
+    #[must_use]
+    pub fn stats(&self) -> ArenaStats {
+        self.core.arenas.stats()
+    }
+
+    /// Each arena of the heap, newest first.
+    #[must_use]
+    pub fn arenas(&self) -> Vec<ArenaInfo> {
+        thread::inside(|| self.core.arenas.arenas())
+    }
+}
+
+impl Clone for Heap {
+    fn clone(&self) -> Heap {
+        self.core.handles.fetch_add(1, Relaxed);
+        Heap { core: self.core }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        if self.core.handles.fetch_sub(1, AcqRel) == 1 {
+            self.core.phase.store(PHASE_ENDING, SeqCst);
+            // Either a buffer that goes meanwhile sees the phase, or its block is seen here.
+            fence(SeqCst);
+            end_if_empty(self.core);
+        }
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap").field("access", &self.access()).field("stats", &self.stats()).finish()
+    }
+}
+
+/// The core of the heap that made the buffer at `address`.
+pub(crate) fn core_of(address: usize) -> Option<&'static Core> {
+    let index = tag_of(address)?.checked_sub(FIRST_HEAP_TAG)?;
+    // SAFETY: cores live for ever.
+    unsafe { CORES.get(index as usize)?.load(Acquire).as_ref() }
+}
+
+/// Ends a heap whose last handle is gone, once its last buffer is: closes its arenas, detaches its devices, and frees the
+/// core for another heap. A heap with memory that a device would not let go of stays as it is.
+#[cold]
+pub(crate) fn end_if_empty(core: &Core) {
+    {
+        let _change = CHANGE.lock();
+        if core.phase.load(Relaxed) != PHASE_ENDING {
+            return;
+        }
+        core.drain(None);
+        let stats = core.arenas.stats();
+        if stats.arenas + stats.stuck_arenas > 0 {
+            return;
+        }
+        core.phase.store(PHASE_ENDED, Relaxed);
+    }
+    // Without the lock, since registrars are dropped; the phase makes this thread the only one to get here.
+    thread::inside(|| {
+        for (device, _) in core.arenas.devices() {
+            // No arena is open, so there is nothing that could fail.
+            let _ = core.arenas.detach(device);
+        }
+    });
+    core.give_up_caches();
+    core.phase.store(PHASE_UNUSED, Release);
+}

@@ -1,0 +1,387 @@
+//! A slab: a span cut into blocks of one class, and its header. Uses `remote` and the slices' metadata of the crate below.
+//!
+//! The header lies in the metadata of the slab's first slice, outside the arena, so nothing that a device may write decides
+//! where the header is; it stays mapped for ever. Its first cache line belongs to the owner (a cache), who alone touches it;
+//! the second is for everyone.
+//!
+//! Invariants, at any moment between two operations of the owner:
+//!
+//! ```text
+//! used + |free| + (capacity - carved) == capacity
+//! |remote| <= used                        blocks that others freed count as used until the owner has taken them
+//! state == Full  =>  used == capacity
+//! alarm == { Current: never, Partial: 0, Full: capacity - 1 }
+//! ```
+//!
+//! `alarm` is the one number that a free compares `used` with: it goes off when a Partial slab has become empty and when a
+//! Full one has its first free block, and so the owner's free needs one comparison for both.
+//!
+//! Links of free blocks lie in the blocks. A heap that peers may write must keep them out of line; the two functions that
+//! read and write links ([`Slab::pop`], [`Slab::push`] with [`link`]) are where this will differ.
+
+mod remote;
+
+use crate::class;
+use core::cell::Cell;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
+use rdmalloc_arenas::{SLICE, SLICE_META, Span, meta_of, slice_of};
+pub(crate) use remote::{Freed, Remote, Taken};
+
+/// A free block: where the next one is.
+struct Free {
+    next: *mut Free,
+}
+
+/// Never equal to `used` after a free.
+const NEVER: u32 = u32::MAX;
+/// Blocks are carved in runs of about a page, so that a slab touches its memory as it is used.
+const CARVE: usize = 4096;
+
+/// Where a slab is in its owner's books.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    /// The one from which its class is served now.
+    Current,
+    /// In the list of its class: has free blocks, and blocks in use.
+    Partial,
+    /// In no list: has no free block.
+    Full,
+}
+
+/// The header of a slab.
+#[repr(C, align(128))]
+pub(crate) struct Slab {
+    /// Free blocks, linked through themselves.
+    free: Cell<*mut Free>,
+    /// Blocks that are out: handed out, and not yet back in the owner's hands.
+    used: Cell<u32>,
+    alarm: Cell<u32>,
+    /// Blocks that were ever in `free`, or handed out straight.
+    carved: Cell<u32>,
+    capacity: Cell<u32>,
+    /// Bytes in a block.
+    block: Cell<u32>,
+    class: Cell<u8>,
+    slices: Cell<u8>,
+    /// Whether blocks that are not carved yet are zero.
+    zero: Cell<bool>,
+    /// Neighbours in the list of the class; `next` also links spare spans.
+    pub(crate) next: Cell<Option<&'static Slab>>,
+    pub(crate) prev: Cell<Option<&'static Slab>>,
+    others: Others,
+}
+
+/// What others than the owner touch.
+#[repr(C, align(64))]
+struct Others {
+    remote: Remote,
+    next_told: AtomicPtr<Slab>,
+    /// In every slice of a slab: how many slices before it the slab begins.
+    lead: AtomicU8,
+    /// Of a large span: the tag of its heap.
+    tag: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Slab>() == SLICE_META && align_of::<Slab>() <= SLICE_META);
+
+/// The header of no slab: full for ever, and never written. What a class has before it has its first.
+pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
+    free: Cell::new(ptr::null_mut()),
+    used: Cell::new(0),
+    alarm: Cell::new(NEVER),
+    carved: Cell::new(0),
+    capacity: Cell::new(0),
+    block: Cell::new(0),
+    class: Cell::new(0),
+    slices: Cell::new(0),
+    zero: Cell::new(false),
+    next: Cell::new(None),
+    prev: Cell::new(None),
+    others: Others {
+        remote: Remote::none(),
+        next_told: AtomicPtr::new(ptr::null_mut()),
+        lead: AtomicU8::new(0),
+        tag: AtomicU32::new(0),
+    },
+});
+
+/// See [`NO_SLAB`].
+pub(crate) struct NoSlab(pub(crate) Slab);
+
+// SAFETY: its `free` is null and its capacity 0, so `pop` and `carve` return before they write; it is in no list, owned by
+// nobody, and no block lies in it. So it is only ever read.
+unsafe impl Sync for NoSlab {}
+
+/// The header for the slice in which `address` lies.
+///
+/// # Safety
+///
+/// The address lies in an arena that is or was open.
+#[inline(always)]
+pub(crate) unsafe fn header(address: usize) -> &'static Slab {
+    // SAFETY: the metadata of such a slice is mapped, writable and stays so; zero bytes, and whatever a header left there, are
+    // a valid `Slab` (integers, null-or-valid pointers that only this crate wrote, a bool); the sizes are checked above.
+    unsafe { &*meta_of(address).cast::<Slab>() }
+}
+
+/// The slab of a small block.
+///
+/// # Safety
+///
+/// `block` is a block of a slab of one slice.
+#[inline(always)]
+pub(crate) unsafe fn of_small(block: NonNull<u8>) -> &'static Slab {
+    // SAFETY: a block lies in an open arena.
+    unsafe { header(block.addr().get()) }
+}
+
+/// The slab of a block of any slab.
+///
+/// # Safety
+///
+/// `block` is a block of a slab.
+#[inline(always)]
+pub(crate) unsafe fn of_block(block: NonNull<u8>) -> &'static Slab {
+    // SAFETY: a block lies in an open arena, and `create` wrote the lead of each of its slab's slices.
+    unsafe {
+        let slice = header(block.addr().get());
+        let lead = usize::from(slice.others.lead.load(Relaxed));
+        header(block.addr().get() - lead * SLICE)
+    }
+}
+
+impl Slab {
+    /// Cuts a span into blocks of `class`, for `owner`. No block is carved yet.
+    ///
+    /// # Safety
+    ///
+    /// The span is the caller's, and has the slices of a slab of that class.
+    pub(crate) unsafe fn create(span: Span, class: usize, owner: u32) -> &'static Slab {
+        let block = class::size_of_class(class);
+        for slice in 0..span.slices {
+            // SAFETY: the slices are the caller's.
+            let header = unsafe { header(span.address + slice * SLICE) };
+            header.others.lead.store(slice as u8, Relaxed);
+        }
+        // SAFETY: as above.
+        let slab = unsafe { header(span.address) };
+        slab.free.set(ptr::null_mut());
+        slab.used.set(0);
+        slab.carved.set(0);
+        slab.capacity.set((span.slices * SLICE / block) as u32);
+        slab.block.set(block as u32);
+        slab.class.set(class as u8);
+        slab.slices.set(span.slices as u8);
+        slab.zero.set(span.zero);
+        slab.others.remote.own(owner);
+        slab.set_state(State::Current);
+        slab
+    }
+
+    /// Notes in the header of a large span whose it is.
+    pub(crate) fn set_tag(&self, tag: u32) {
+        self.others.tag.store(tag, Relaxed);
+    }
+
+    /// The tag of the heap of a large span.
+    pub(crate) fn tag(&self) -> u32 {
+        self.others.tag.load(Relaxed)
+    }
+
+    /// Where it begins.
+    pub(crate) fn address(&self) -> usize {
+        slice_of(ptr::from_ref(self).cast())
+    }
+
+    /// How many slices it has.
+    pub(crate) fn slices(&self) -> usize {
+        self.slices.get().into()
+    }
+
+    /// Its class.
+    pub(crate) fn class(&self) -> usize {
+        self.class.get().into()
+    }
+
+    /// Bytes in a block. Anyone who has a block of the slab may ask.
+    pub(crate) fn block_size(&self) -> usize {
+        self.block.get() as usize
+    }
+
+    /// Its owner. Anyone who has a block of the slab may ask.
+    #[inline(always)]
+    pub(crate) fn owner(&self) -> u32 {
+        self.others.remote.owner()
+    }
+
+    /// Whether no block is out.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.used.get() == 0
+    }
+
+    /// Whether the slab waits in its owner's list of slabs to look at.
+    pub(crate) fn is_told(&self) -> bool {
+        self.others.remote.is_told()
+    }
+
+    /// Where it is in its owner's books.
+    pub(crate) fn state(&self) -> State {
+        match self.alarm.get() {
+            NEVER => State::Current,
+            0 => State::Partial,
+            _ => State::Full,
+        }
+    }
+
+    /// Moves it there; lists are the caller's business.
+    pub(crate) fn set_state(&self, state: State) {
+        self.alarm.set(match state {
+            State::Current => NEVER,
+            State::Partial => 0,
+            // Not 0, since a slab has at least eight blocks.
+            State::Full => self.capacity.get() - 1,
+        });
+    }
+
+    /// The owner takes a free block.
+    #[inline(always)]
+    pub(crate) fn pop(&self) -> Option<NonNull<u8>> {
+        let block = NonNull::new(self.free.get())?;
+        // SAFETY: what `free` links are free blocks of this slab, which only its owner touches: the caller.
+        self.free.set(unsafe { block.as_ref().next });
+        self.used.set(self.used.get() + 1);
+        Some(block.cast())
+    }
+
+    /// The owner takes a block back. Whether its books must change now, by `alarm`.
+    ///
+    /// # Safety
+    ///
+    /// `block` is a block of this slab that is out, and the caller's.
+    #[inline(always)]
+    pub(crate) unsafe fn push(&self, block: NonNull<u8>) -> bool {
+        let block = block.cast::<Free>();
+        // SAFETY: the block is the caller's, large enough and aligned for a link (16 bytes).
+        unsafe { link(block, self.free.get()) };
+        self.free.set(block.as_ptr());
+        let used = self.used.get() - 1;
+        self.used.set(used);
+        used == self.alarm.get()
+    }
+
+    /// Anyone gives a block back. Which owner has to be told.
+    ///
+    /// # Safety
+    ///
+    /// As [`push`](Self::push). After `Freed::Done` the slab may be gone.
+    #[inline]
+    pub(crate) unsafe fn push_remote(&self, block: NonNull<u8>) -> Freed {
+        let base = self.address();
+        let place = 1 + (block.addr().get() - base) / 16;
+        // SAFETY: the block is the caller's until the word holds it.
+        self.others.remote.push(place as u16, |next| unsafe { link(block.cast(), place_to_block(base, next)) })
+    }
+
+    /// The owner, having taken the slab from its list of slabs to look at, takes what others have freed.
+    pub(crate) fn look(&self) {
+        self.absorb(self.others.remote.take_told());
+    }
+
+    /// The owner takes what others have freed, and leaves `told`.
+    pub(crate) fn collect(&self) {
+        if !self.others.remote.is_empty() {
+            self.absorb(self.others.remote.take());
+        }
+    }
+
+    fn absorb(&self, taken: Taken) {
+        let first = place_to_block(self.address(), taken.head);
+        let Some(mut last) = NonNull::new(first) else { return };
+        let rest = self.free.replace(first);
+        if !rest.is_null() {
+            for _ in 1..taken.count {
+                // SAFETY: the list was taken, so its blocks are the owner's, and it has `count` of them.
+                last = unsafe { NonNull::new_unchecked(last.as_ref().next) };
+            }
+            // SAFETY: as above.
+            unsafe { link(last, rest) };
+        }
+        self.used.set(self.used.get() - taken.count);
+    }
+
+    /// Puts about a page of new blocks into the list; at least one, or there is none left.
+    pub(crate) fn carve(&self) -> bool {
+        let (block, carved) = (self.block_size(), self.carved.get());
+        let left = self.capacity.get() - carved;
+        if left == 0 {
+            return false;
+        }
+        let count = left.min((CARVE / block).max(1) as u32);
+        let mut next = self.free.get();
+        for index in (carved..carved + count).rev() {
+            let at = block_at(self.address() + index as usize * block);
+            // SAFETY: within the slab, since index < capacity; never handed out, so the owner's.
+            unsafe { link(NonNull::new_unchecked(at), next) };
+            next = at;
+        }
+        self.free.set(next);
+        self.carved.set(carved + count);
+        true
+    }
+
+    /// Takes one block that was never handed out, past the list; and whether it is zero.
+    pub(crate) fn carve_one(&self) -> Option<(NonNull<u8>, bool)> {
+        let carved = self.carved.get();
+        if carved == self.capacity.get() {
+            return None;
+        }
+        self.carved.set(carved + 1);
+        self.used.set(self.used.get() + 1);
+        let block = block_at(self.address() + carved as usize * self.block_size());
+        NonNull::new(block.cast()).map(|block| (block, self.zero.get()))
+    }
+
+    /// Puts the slab before `head` in a list of slabs to look at.
+    pub(crate) fn tell(&'static self, list: &AtomicPtr<Slab>) {
+        use core::sync::atomic::Ordering::Release;
+        let mut head = list.load(Relaxed);
+        loop {
+            self.others.next_told.store(head, Relaxed);
+            // Release: with the acquire of who takes the list. It is only ever taken whole, so there is no ABA.
+            match list.compare_exchange_weak(head, ptr::from_ref(self).cast_mut(), Release, Relaxed) {
+                Ok(_) => return,
+                Err(found) => head = found,
+            }
+        }
+    }
+
+    /// The next slab in a list of slabs to look at, which the caller has taken. Asked before [`look`](Self::look).
+    pub(crate) fn next_told(&self) -> Option<&'static Slab> {
+        // SAFETY: what is in the list are headers, which are never unmapped.
+        unsafe { self.others.next_told.load(Relaxed).as_ref() }
+    }
+}
+
+/// Writes the link of a free block.
+///
+/// # Safety
+///
+/// The block is free and the caller's.
+#[inline(always)]
+unsafe fn link(block: NonNull<Free>, next: *mut Free) {
+    // SAFETY: a block has at least 16 bytes at a multiple of 16.
+    unsafe { block.write(Free { next }) }
+}
+
+fn block_at(address: usize) -> *mut Free {
+    ptr::with_exposed_provenance_mut(address)
+}
+
+/// The block at a place as [`Remote`] counts them; null for 0.
+fn place_to_block(base: usize, place: u16) -> *mut Free {
+    match usize::from(place).checked_sub(1) {
+        Some(unit) => block_at(base + unit * 16),
+        None => ptr::null_mut(),
+    }
+}

@@ -8,7 +8,8 @@ $b mount -t devtmpfs dev /dev
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
 for module in /modules/*.ko; do
-    $b insmod "$module" 2>/dev/console || echo "xtask: $module was not loaded" >/dev/console
+    case $module in *-dummy.ko) options=numdummies=0 ;; *) options= ;; esac
+    $b insmod "$module" $options 2>/dev/console || echo "xtask: $module was not loaded" >/dev/console
 done
 
 options=trans=virtio,version=9p2000.L,msize=512000

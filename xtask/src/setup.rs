@@ -84,7 +84,59 @@ fn as_root(program: &str) -> Command {
     command
 }
 
-/// Options for apt that make it see Debian's backports only, and leave the system's own sources alone.
-pub fn backports_apt(_scratch: &Path) -> Result<Vec<String>> {
-    Err(Error::Failed("not yet".into()))
+/// Options that make apt see Debian 13's backports and nothing else, and leave the system's own sources alone: a private
+/// source list and private package lists in `scratch`, signed by Debian's archive keys.
+pub fn backports_apt(scratch: &Path) -> Result<Vec<String>> {
+    const KEYS: &str = "usr/share/keyrings/debian-archive-keyring.gpg";
+    let mut keys = Path::new("/").join(KEYS);
+    if !keys.exists() {
+        // Not a Debian. Ubuntu carries Debian's keys as a package, signed by its own, so the trust has no gap.
+        let mut command = Command::new("apt-get");
+        command.args(["-q", "-o", "APT::Sandbox::User=root", "download", "debian-archive-keyring"]);
+        shell::quiet(command.current_dir(scratch))?;
+        shell::quiet(Command::new("sh").args(["-c", "dpkg -x debian-archive-keyring*.deb keys"]).current_dir(scratch))?;
+        keys = scratch.join("keys").join(KEYS);
+    }
+    let targets = shell::output(Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI)"]))?;
+    let mirror = std::env::var("RDMALLOC_DEBIAN_MIRROR").ok().or_else(|| debian_mirror(&targets)).ok_or_else(|| {
+        Error::Failed(
+            "the backports kernel is Debian's, and this system's package sources name no Debian mirror: \
+             set RDMALLOC_DEBIAN_MIRROR to the address of one (…/debian)"
+                .into(),
+        )
+    })?;
+    let (list, lists) = (scratch.join("sources.list"), scratch.join("lists"));
+    fs::create_dir_all(lists.join("partial"))?;
+    fs::write(&list, format!("deb [signed-by={}] {mirror} trixie-backports main\n", keys.display()))?;
+    let mut options = Vec::new();
+    for option in [
+        format!("Dir::Etc::sourcelist={}", list.display()),
+        "Dir::Etc::sourceparts=-".into(),
+        format!("Dir::State::Lists={}", lists.display()),
+        "Dir::Cache::pkgcache=".into(),
+        "Dir::Cache::srcpkgcache=".into(),
+        "APT::Sandbox::User=root".into(),
+    ] {
+        options.extend(["-o".into(), option]);
+    }
+    step!("fetching the package list of Debian 13's backports (into target/vm, the system's sources stay as they are)");
+    shell::quiet(Command::new("apt-get").args(&options).args(["-q", "update"]))?;
+    Ok(options)
+}
+
+/// Among the addresses of the system's package sources, that of a whole Debian mirror.
+fn debian_mirror(addresses: &str) -> Option<String> {
+    addresses.lines().map(|a| a.trim_end_matches('/')).find(|a| a.ends_with("/debian")).map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_and_foreign_sources_are_no_mirror() {
+        let addresses = "http://a.example/debian-security/\nhttp://b.example/tool\nhttp://c.example/debian/\n";
+        assert_eq!(debian_mirror(addresses).as_deref(), Some("http://c.example/debian"));
+        assert_eq!(debian_mirror("http://u.example/ubuntu/\n"), None);
+    }
 }

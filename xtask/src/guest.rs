@@ -141,9 +141,11 @@ impl Guest {
         }
         let mut shares = vec![workspace.target.clone()];
         for folder in &self.writable {
-            shares.push(folder.canonicalize().map_err(|e| {
-                Error::Usage(format!("--write {}: {e}; the folder must exist", folder.display()))
-            })?);
+            shares.push(
+                folder
+                    .canonicalize()
+                    .map_err(|e| Error::Usage(format!("--write {}: {e}; the folder must exist", folder.display())))?,
+            );
         }
         if shares.iter().any(|s| s.as_os_str().as_bytes().contains(&b'\n')) {
             return Err(Error::Usage("a shared folder's path must not have a line break".into()));
@@ -269,7 +271,8 @@ fn passes_through(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let shell_can_name_it = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let ours = name.starts_with("RDMALLOC_") && name != "RDMALLOC_GUEST";
-    shell_can_name_it && (ours || ["PATH", "HOME", "LANG", "RUST_BACKTRACE", "RUST_LOG", "LD_LIBRARY_PATH"].contains(&&*name))
+    shell_can_name_it
+        && (ours || ["PATH", "HOME", "LANG", "RUST_BACKTRACE", "RUST_LOG", "LD_LIBRARY_PATH"].contains(&&*name))
 }
 
 /// A QEMU option with a path in it: commas, which end a value, are doubled.
@@ -311,7 +314,10 @@ mod tests {
         let guest = Guest { user_limits: true, ..Guest::default() };
         let script = guest.script(&["echo".into(), "a b'c".into()], Accelerator::Emulation).unwrap();
         let script = String::from_utf8(script).unwrap();
-        assert!(script.ends_with(r"-- 'echo' 'a b'\''c'".to_owned().as_str().trim_end()) || script.ends_with("'\n"), "{script}");
+        assert!(
+            script.ends_with(r"-- 'echo' 'a b'\''c'".to_owned().as_str().trim_end()) || script.ends_with("'\n"),
+            "{script}"
+        );
         assert!(script.contains("RDMALLOC_GUEST=emulated"));
     }
 

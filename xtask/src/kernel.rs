@@ -194,7 +194,8 @@ fn keep(files: &Path, kept: &Path) -> Result<()> {
     fs::create_dir_all(kept.join("modules"))?;
     let lacks = |what: &str| Error::Failed(format!("the kernel's packages hold no {what}"));
     let all = walk(files)?;
-    let named = |start: &str| all.iter().find(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start)));
+    let named =
+        |start: &str| all.iter().find(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start)));
     let busybox = kept.join("busybox");
     fs::copy(named("busybox").ok_or_else(|| lacks("busybox"))?, &busybox)?;
     fs::copy(named("vmlinuz").ok_or_else(|| lacks("vmlinuz"))?, kept.join("vmlinuz"))?;

@@ -10,27 +10,59 @@ use std::process::Command;
 /// Something that must be on the machine.
 pub struct Need {
     /// How it is recognised.
-    found: fn() -> bool,
+    pub found: fn() -> bool,
     /// The Debian and Ubuntu package that brings it.
-    package: &'static str,
+    pub package: &'static str,
     /// What it is for.
-    why: &'static str,
+    pub why: &'static str,
 }
+
+/// To build everything, verbs too (libclang apart: see `clang`).
+pub const BUILD: &[Need] = &[
+    Need { found: || shell::has("cc") && shell::has("gcc"), package: "gcc", why: "links programs" },
+    Need { found: || Path::new("/usr/include/stdio.h").exists(), package: "libc6-dev", why: "links programs" },
+    Need { found: || shell::has("pkg-config"), package: "pkg-config", why: "finds the verbs libraries" },
+    Need { found: || pkg_config("libibverbs"), package: "libibverbs-dev", why: "the verbs library" },
+    Need { found: || pkg_config("librdmacm"), package: "librdmacm-dev", why: "rdma-sys links it" },
+];
+
+/// To run the tests.
+pub const TEST: &[Need] =
+    &[Need { found: || shell::has("valgrind"), package: "valgrind", why: "counts the fast path's instructions" }];
 
 /// For the guest.
 pub const GUEST: &[Need] = &[
-    Need { found: || shell::has("qemu-system-x86_64"), package: "qemu-system-x86", why: "runs the guest with soft-RoCE" },
+    Need {
+        found: || shell::has("qemu-system-x86_64"),
+        package: "qemu-system-x86",
+        why: "runs the guest with soft-RoCE",
+    },
     Need { found: || shell::has("ip") && shell::has("rdma"), package: "iproute2", why: "makes the guest's devices" },
-    Need { found: || has_provider("librxe"), package: "ibverbs-providers", why: "drives soft-RoCE from a program" },
+    PROVIDERS,
 ];
+
+/// To use a verbs device from a program.
+pub const DEVICE: &[Need] = &[PROVIDERS];
+
+const PROVIDERS: Need =
+    Need { found: || has_provider("librxe"), package: "ibverbs-providers", why: "the drivers of verbs devices" };
+
+fn pkg_config(library: &str) -> bool {
+    shell::quiet(Command::new("pkg-config").args(["--exists", library])).is_ok()
+}
 
 /// Whether the libraries of libibverbs have a driver of that name.
 fn has_provider(name: &str) -> bool {
-    library_folders().iter().filter_map(|f| fs::read_dir(f.join("libibverbs")).ok()).flatten().flatten()
+    library_folders()
+        .iter()
+        .filter_map(|f| fs::read_dir(f.join("libibverbs")).ok())
+        .flatten()
+        .flatten()
         .any(|entry| entry.file_name().to_string_lossy().starts_with(name))
 }
 
-fn library_folders() -> Vec<std::path::PathBuf> {
+/// Where shared libraries lie.
+pub fn library_folders() -> Vec<std::path::PathBuf> {
     let arch = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     [arch.as_str(), "/usr/lib64", "/usr/lib", "/usr/local/lib"].map(Into::into).to_vec()
 }
@@ -54,19 +86,32 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
         )));
     }
     step!("installing {}", list.join(", "));
-    let install = || {
-        let mut command = as_root("apt-get");
-        command.args(["-y", "-q", "--no-install-recommends", "install"]).args(missing.iter().map(|n| n.package));
-        shell::quiet(&mut command)
-    };
-    if install().is_err() {
-        apt_update()?;
-        install()?;
-    }
+    apt_install(&missing.iter().map(|n| n.package).collect::<Vec<_>>())?;
     match needs.iter().find(|n| !(n.found)()) {
         None => Ok(()),
-        Some(n) => Err(Error::Missing(format!("{} was installed, and what it is for is still not there: {}", n.package, n.why))),
+        Some(n) => Err(Error::Missing(format!(
+            "{} was installed, and what it is for is still not there: {}",
+            n.package, n.why
+        ))),
     }
+}
+
+/// Installs packages, fetching the package lists first if they are too old for it, or not there.
+pub fn apt_install(packages: &[&str]) -> Result<()> {
+    let install = || {
+        let mut command = as_root("apt-get");
+        shell::quiet(command.args(["-y", "-q", "--no-install-recommends", "install"]).args(packages))
+    };
+    install().or_else(|_| apt_update().and_then(|()| install()))
+}
+
+/// Whether the package lists have a package, which they may only tell once they are fetched.
+pub fn apt_has(package: &str) -> Result<bool> {
+    let show = |package: &str| shell::quiet(Command::new("apt-cache").args(["show", "--quiet=2", package])).is_ok();
+    if !show("libc6") {
+        apt_update()?;
+    }
+    Ok(show(package))
 }
 
 /// Fetches the package lists.

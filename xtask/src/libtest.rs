@@ -58,7 +58,7 @@ impl Report {
         }
         if let Some(name) = &self.section {
             if let (Some(reason), Some(outcome @ Outcome::Passed)) =
-                (line.trim_start().strip_prefix("skipped:"), self.outcomes.get_mut(name))
+                (line.strip_prefix("skipped:"), self.outcomes.get_mut(name))
             {
                 *outcome = Outcome::Skipped(reason.trim().into());
             }

@@ -67,6 +67,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<(String, bool)> {
             }
         }
     }
+    tally.list();
     Ok(tally.close())
 }
 
@@ -155,7 +156,9 @@ fn follow(command: &mut Command, label: &str, tally: &mut Tally) -> Result<Repor
     let status = child.wait()?;
     let ended = if late { format!("killed after {} s", HANGS.as_secs()) } else { status.to_string() };
     tally.program(label, &report, status.success(), &ended);
-    step!("{label}: {} in {:.1} s", count(report.outcomes.values()), started.elapsed().as_secs_f64());
+    if !report.outcomes.is_empty() {
+        step!("{label}: {} in {:.1} s", count(report.outcomes.values()), started.elapsed().as_secs_f64());
+    }
     Ok(report)
 }
 
@@ -298,8 +301,8 @@ impl Tally {
         }
     }
 
-    /// Lists what did not pass, and counts.
-    fn close(&self) -> (String, bool) {
+    /// Lists what did not pass.
+    fn list(&self) {
         for (name, outcome) in &self.0 {
             if let Outcome::Skipped(reason) = outcome {
                 println!("skipped: {name}: {reason}");
@@ -308,6 +311,10 @@ impl Tally {
         for (name, _) in self.0.iter().filter(|(_, o)| **o == Outcome::Failed) {
             println!("failed: {name}");
         }
+    }
+
+    /// Counts, and says whether nothing failed.
+    fn close(&self) -> (String, bool) {
         (count(self.0.values()), !self.0.values().any(|o| *o == Outcome::Failed))
     }
 }

@@ -48,13 +48,13 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<i32> {
         return Ok(crate::exit_code(status));
     }
     step!("kv, in a guest with soft-RoCE (no verbs device on this machine; --no-guest would use io_uring)");
-    // Only the guest knows whether it is emulated, and then less data has to do.
-    let mut command: Vec<OsString> =
-        ["sh", "-c", r#"[ "$RDMALLOC_GUEST" = kvm ] || set -- "$@" --emulated; exec "$@""#, "sh"]
-            .map(Into::into)
-            .into();
+    let mut command: Vec<OsString> = Vec::new();
+    if !args.iter().any(|a| a == "--emulated") {
+        // Only the guest knows whether it is emulated, and then less data has to do.
+        let script = r#"[ "$RDMALLOC_GUEST" = kvm ] || set -- "$@" --emulated; exec "$@""#;
+        command.extend(["sh", "-c", script, "sh"].map(Into::into));
+    }
     command.push(kv.path.clone().into());
-    args.retain(|a| a != "--emulated" || options.quick);
     command.extend(args);
     Guest::default().run(workspace, &command, &mut std::io::stdout(), &mut std::io::stderr())
 }

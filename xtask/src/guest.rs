@@ -162,8 +162,9 @@ impl Guest {
         let mut child = qemu.spawn().map_err(|e| Error::Failed(format!("cannot start qemu-system-x86_64: {e}")))?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let in_time = std::thread::scope(|scope| {
-            scope.spawn(|| copy(stdout, out));
-            scope.spawn(|| copy(stderr, err));
+            scope.spawn(|| copy(stdout, out, || true));
+            // QEMU's own words come here too, and those about a KVM that does not work would only confuse.
+            scope.spawn(|| copy(stderr, err, || accelerator == Accelerator::Emulation || run.join("booted").exists()));
             self.wait(&mut child, accelerator, run, started)
         })?;
         let read = |name: &str| fs::read_to_string(run.join(name)).ok();
@@ -297,12 +298,17 @@ fn clear_remains(vm: &Path) {
     }
 }
 
-/// Passes output on as it comes. Goes on reading when nobody listens any more, or the guest would stall.
-fn copy(from: Option<impl Read>, to: &mut (dyn Write + Send)) {
+/// Passes output on as it comes, once `open` says so; what came before is held, and dropped if that is never.
+/// Goes on reading when nobody listens any more, or the guest would stall.
+fn copy(from: Option<impl Read>, to: &mut (dyn Write + Send), open: impl Fn() -> bool) {
     let Some(mut from) = from else { return };
-    let mut buffer = [0; 16 << 10];
+    let (mut buffer, mut held) = ([0; 16 << 10], Vec::new());
     while let Ok(n @ 1..) = from.read(&mut buffer) {
-        let _ = to.write_all(&buffer[..n]).and_then(|()| to.flush());
+        held.extend(&buffer[..n]);
+        if open() {
+            let _ = to.write_all(&held).and_then(|()| to.flush());
+            held.clear();
+        }
     }
 }
 

@@ -98,6 +98,12 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
 
 /// Installs packages, fetching the package lists first if they are too old for it, or not there.
 pub fn apt_install(packages: &[&str]) -> Result<()> {
+    if !is_root() && !shell::has("sudo") {
+        return Err(Error::Missing(format!(
+            "we are not root, and there is no sudo. As root: apt-get install --no-install-recommends {}",
+            packages.join(" ")
+        )));
+    }
     let install = || {
         let mut command = as_root("apt-get");
         shell::quiet(command.args(["-y", "-q", "--no-install-recommends", "install"]).args(packages))
@@ -122,11 +128,14 @@ pub fn apt_update() -> Result<()> {
 
 /// A command as root, with sudo where we are not; packages do not ask questions.
 fn as_root(program: &str) -> Command {
-    // SAFETY: geteuid takes nothing and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    let mut command = Command::new(if root { "env" } else { "sudo" });
-    command.args(["DEBIAN_FRONTEND=noninteractive", program]);
+    let mut command = Command::new(if is_root() { "env" } else { "sudo" });
+    command.args(if is_root() { &[][..] } else { &["env"] }).args(["DEBIAN_FRONTEND=noninteractive", program]);
     command
+}
+
+fn is_root() -> bool {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    unsafe { libc::geteuid() == 0 }
 }
 
 /// Options that make apt see Debian 13's backports and nothing else, and leave the system's own sources alone: a private

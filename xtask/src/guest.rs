@@ -61,7 +61,21 @@ enum Accelerator {
 enum End {
     Exited(i32),
     TimedOut,
+    /// The kernel did not come up, and the command was not run.
     NotBooted(String),
+    /// It came up, and then failed.
+    Broken(String),
+}
+
+/// A command in a guest: what all attempts to start it share.
+struct Run<'a> {
+    guest: &'a Guest,
+    image: Image,
+    command: &'a [OsString],
+    /// The folder through which host and guest tell each other things.
+    folder: PathBuf,
+    /// The folders that the guest may write to.
+    shares: Vec<PathBuf>,
 }
 
 impl Guest {
@@ -69,7 +83,7 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// When the command could not be run at all.
+    /// When the command could not be run at all, or the guest broke under it.
     pub fn run(
         &self,
         workspace: &Workspace,
@@ -77,123 +91,111 @@ impl Guest {
         out: &mut (dyn Write + Send),
         err: &mut (dyn Write + Send),
     ) -> Result<i32> {
+        let shares = self.shares(workspace)?;
         setup::ensure(setup::GUEST)?;
         let vm = workspace.target.join("vm");
         let image = Image::get(self.kernel, &vm)?;
         clear_remains(&vm);
-        let run = vm.join(format!("run-{}", std::process::id()));
-        fs::create_dir_all(&run)?;
-        let end = self.start_somehow(workspace, &image, &vm, &run, command, out, err);
-        let console = fs::read(run.join("console")).unwrap_or_default();
-        let _ = fs::remove_dir_all(&run);
+        let run = Run { guest: self, image, command, folder: vm.join(format!("run-{}", std::process::id())), shares };
+        fs::create_dir_all(&run.folder)?;
+        let end = run.start_somehow(&vm.join("kvm-fails"), out, err);
+        let console = fs::read(run.folder.join("console")).unwrap_or_default();
+        let _ = fs::remove_dir_all(&run.folder);
         match end? {
             End::Exited(status) => Ok(status),
             End::TimedOut => {
                 step!("the guest was killed: not done after {} s (see --timeout)", self.timeout.as_secs());
                 Ok(124)
             }
-            End::NotBooted(why) => Err(Error::Failed(format!("the guest did not run: {why}\n{}", tail(&console)))),
+            End::NotBooted(why) | End::Broken(why) => {
+                Err(Error::Failed(format!("the guest failed: {why}\n{}", tail(&console))))
+            }
         }
     }
 
-    /// Starts it with KVM if that may work, else, or then, under emulation. What worked is remembered until the host
-    /// boots anew: a /dev/kvm that cannot start a stock kernel costs its 20 s once.
-    #[allow(clippy::too_many_arguments)]
-    fn start_somehow(
-        &self,
-        workspace: &Workspace,
-        image: &Image,
-        vm: &Path,
-        run: &Path,
-        command: &[OsString],
-        out: &mut (dyn Write + Send),
-        err: &mut (dyn Write + Send),
-    ) -> Result<End> {
+    fn shares(&self, workspace: &Workspace) -> Result<Vec<PathBuf>> {
+        let mut shares = vec![workspace.target.clone()];
+        for folder in &self.writable {
+            let wrong = |e| Error::Usage(format!("--write {}: {e}; the folder must exist", folder.display()));
+            shares.push(folder.canonicalize().map_err(wrong)?);
+        }
+        if shares.iter().any(|s| s.as_os_str().as_bytes().contains(&b'\n')) {
+            return Err(Error::Usage(
+                "a folder that the guest may write to must not have a line break in its path".into(),
+            ));
+        }
+        Ok(shares)
+    }
+}
+
+impl Run<'_> {
+    /// Starts it with KVM if that may work, else, or then, under emulation. That KVM failed is remembered in `memory`
+    /// until the host boots anew, so that a /dev/kvm that cannot start a stock kernel costs its 20 s once.
+    fn start_somehow(&self, memory: &Path, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> Result<End> {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let memory = vm.join("kvm-fails");
-        let known_bad = !boot_id.is_empty() && fs::read_to_string(&memory).is_ok_and(|m| m == boot_id);
+        let known_bad = !boot_id.is_empty() && fs::read_to_string(memory).is_ok_and(|m| m == boot_id);
         let openable = fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
         if openable && !known_bad {
-            if let end @ (End::Exited(_) | End::TimedOut) =
-                self.start(Accelerator::Kvm, workspace, image, run, command, out, err)?
-            {
+            let end = self.start(Accelerator::Kvm, out, err)?;
+            if !matches!(end, End::NotBooted(_)) {
                 return Ok(end);
             }
             step!("/dev/kvm does not start the guest: emulating it, which is slower");
-            fs::write(&memory, boot_id)?;
+            fs::write(memory, boot_id)?;
         }
-        self.start(Accelerator::Emulation, workspace, image, run, command, out, err)
+        self.start(Accelerator::Emulation, out, err)
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn start(
         &self,
         accelerator: Accelerator,
-        workspace: &Workspace,
-        image: &Image,
-        run: &Path,
-        command: &[OsString],
         out: &mut (dyn Write + Send),
         err: &mut (dyn Write + Send),
     ) -> Result<End> {
-        for file in ["booted", "status", "trouble", "console"] {
-            let _ = fs::remove_file(run.join(file));
+        let file = |name: &str| self.folder.join(name);
+        for name in ["booted", "status", "trouble", "console"] {
+            let _ = fs::remove_file(file(name));
         }
-        let mut shares = vec![workspace.target.clone()];
-        for folder in &self.writable {
-            shares.push(
-                folder
-                    .canonicalize()
-                    .map_err(|e| Error::Usage(format!("--write {}: {e}; the folder must exist", folder.display())))?,
-            );
-        }
-        if shares.iter().any(|s| s.as_os_str().as_bytes().contains(&b'\n')) {
-            return Err(Error::Usage("a shared folder's path must not have a line break".into()));
-        }
-        let list: Vec<u8> = shares.iter().flat_map(|s| [s.as_os_str().as_bytes(), b"\n"].concat()).collect();
-        fs::write(run.join("shares"), list)?;
-        fs::write(run.join("busybox"), image.busybox.as_os_str().as_bytes())?;
-        fs::write(run.join("stage.sh"), include_str!("stage.sh"))?;
-        fs::write(run.join("command.sh"), self.script(command, accelerator)?)?;
-        image.write_initramfs(&run.join("initramfs"))?;
+        let list: Vec<u8> = self.shares.iter().flat_map(|s| [s.as_os_str().as_bytes(), b"\n"].concat()).collect();
+        fs::write(file("shares"), list)?;
+        fs::write(file("busybox"), self.image.busybox.as_os_str().as_bytes())?;
+        fs::write(file("stage.sh"), include_str!("stage.sh"))?;
+        fs::write(file("command.sh"), script(self.command, self.guest.user_limits, accelerator)?)?;
+        self.image.write_initramfs(&file("initramfs"))?;
 
-        let mut qemu = self.qemu(accelerator, image, run, &shares);
         let started = Instant::now();
-        let mut child = qemu.spawn().map_err(|e| Error::Failed(format!("cannot start qemu-system-x86_64: {e}")))?;
+        let spawned = self.qemu(accelerator).spawn();
+        let mut child = spawned.map_err(|e| Error::Failed(format!("cannot start qemu-system-x86_64: {e}")))?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let in_time = std::thread::scope(|scope| {
             scope.spawn(|| copy(stdout, out, || true));
             // QEMU's own words come here too, and those about a KVM that does not work would only confuse.
-            scope.spawn(|| copy(stderr, err, || accelerator == Accelerator::Emulation || run.join("booted").exists()));
-            self.wait(&mut child, accelerator, run, started)
+            scope.spawn(|| copy(stderr, err, || accelerator == Accelerator::Emulation || file("booted").exists()));
+            self.wait(&mut child, accelerator, started)
         })?;
-        let read = |name: &str| fs::read_to_string(run.join(name)).ok();
-        if let Some(trouble) = read("trouble") {
-            return Ok(End::NotBooted(trouble.trim().into()));
-        }
-        if let Some(status) = read("status").and_then(|s| s.trim().parse().ok()) {
-            return Ok(End::Exited(status));
-        }
-        if in_time {
-            return Ok(End::NotBooted("it ended before the command did; its console said last:".into()));
-        }
-        if run.join("booted").exists() {
-            return Ok(End::TimedOut);
-        }
-        Ok(End::NotBooted(format!("its kernel was not up after {} s", started.elapsed().as_secs())))
+        let read = |name: &str| fs::read_to_string(file(name)).ok();
+        Ok(match (read("trouble"), read("status").and_then(|s| s.trim().parse().ok())) {
+            (Some(trouble), _) => End::Broken(trouble.trim().into()),
+            (None, Some(status)) => End::Exited(status),
+            (None, None) if file("booted").exists() && in_time => {
+                End::Broken("it ended before the command did; its console said last:".into())
+            }
+            (None, None) if file("booted").exists() => End::TimedOut,
+            _ => End::NotBooted(format!("its kernel did not come up in {} s", started.elapsed().as_secs())),
+        })
     }
 
     /// Waits for the guest's end; kills it, and says false, when it takes too long.
-    fn wait(&self, child: &mut Child, accelerator: Accelerator, run: &Path, started: Instant) -> Result<bool> {
-        let boot_limit = if accelerator == Accelerator::Kvm { KVM_BOOT } else { TCG_BOOT }.min(self.timeout);
-        let booted = run.join("booted");
+    fn wait(&self, child: &mut Child, accelerator: Accelerator, started: Instant) -> Result<bool> {
+        let boot_limit = if accelerator == Accelerator::Kvm { KVM_BOOT } else { TCG_BOOT }.min(self.guest.timeout);
+        let booted = self.folder.join("booted");
         let mut up = false;
         loop {
             if child.try_wait()?.is_some() {
                 return Ok(true);
             }
             up = up || booted.exists();
-            if started.elapsed() > if up { self.timeout } else { boot_limit } {
+            if started.elapsed() > if up { self.guest.timeout } else { boot_limit } {
                 child.kill()?;
                 child.wait()?;
                 return Ok(false);
@@ -202,23 +204,24 @@ impl Guest {
         }
     }
 
-    fn qemu(&self, accelerator: Accelerator, image: &Image, run: &Path, shares: &[PathBuf]) -> Command {
+    fn qemu(&self, accelerator: Accelerator) -> Command {
+        let Run { guest, image, folder, shares, .. } = self;
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]);
         qemu.args(match accelerator {
             Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Accelerator::Emulation => ["-accel", "tcg,thread=multi", "-cpu", "max"],
         });
-        qemu.args(["-M", "q35", "-m", &self.memory, "-smp", &self.cpus.to_string()]);
-        qemu.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(run.join("initramfs"));
+        qemu.args(["-M", "q35", "-m", &guest.memory, "-smp", &guest.cpus.to_string()]);
+        qemu.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(folder.join("initramfs"));
         let mut hex = String::new();
-        for byte in run.as_os_str().as_bytes() {
+        for byte in folder.as_os_str().as_bytes() {
             let _ = write!(hex, "{byte:02x}");
         }
         // Mitigations mean a flush of all translations per system call, which emulation pays dearly for.
         let line = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check random.trust_cpu=on";
         qemu.arg("-append").arg(format!("{line} xtask.run={hex}"));
-        qemu.arg("-serial").arg(option("file:", &run.join("console"), ""));
+        qemu.arg("-serial").arg(option("file:", &folder.join("console"), ""));
         qemu.args(["-device", "virtio-serial-pci"]);
         for (name, descriptor) in [("out", "1"), ("err", "2")] {
             qemu.arg("-chardev").arg(format!("file,id={name},path=/dev/fd/{descriptor},append=on"));
@@ -230,8 +233,8 @@ impl Guest {
             qemu.arg("-device").arg(format!("virtio-9p-pci,fsdev={id},mount_tag={id}"));
         };
         share("root", Path::new("/"), ",readonly=on");
-        for (i, folder) in shares.iter().enumerate() {
-            share(&format!("share{i}"), folder, "");
+        for (i, path) in shares.iter().enumerate() {
+            share(&format!("share{i}"), path, "");
         }
         qemu.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // SAFETY: between fork and exec, prctl is async-signal-safe (one system call), and takes no pointers here.
@@ -243,28 +246,28 @@ impl Guest {
         }
         qemu
     }
+}
 
-    /// What the guest's shell runs: folder, environment, command, each word as it was given.
-    fn script(&self, command: &[OsString], accelerator: Accelerator) -> Result<Vec<u8>> {
-        let mut script = b"cd ".to_vec();
-        script.extend(shell::quote(std::env::current_dir()?.as_os_str()));
-        script.extend(b" || exit 126\n");
-        for (name, value) in std::env::vars_os().filter(|(name, _)| passes_through(name)) {
-            script.extend([b"export ", name.as_bytes(), b"=", &shell::quote(&value), b"\n"].concat());
-        }
-        // Long paths to the guest's own speed: programs that measure or move much look at it.
-        let how = if accelerator == Accelerator::Kvm { "kvm" } else { "emulated" };
-        script.extend(format!("export RDMALLOC_GUEST={how}\nexec").bytes());
-        if self.user_limits {
-            script.extend(b" setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock --");
-        }
-        for word in command {
-            script.push(b' ');
-            script.extend(shell::quote(word));
-        }
-        script.push(b'\n');
-        Ok(script)
+/// What the guest's shell runs: folder, environment, command, each word as it was given.
+fn script(command: &[OsString], user_limits: bool, accelerator: Accelerator) -> Result<Vec<u8>> {
+    let mut script = b"cd ".to_vec();
+    script.extend(shell::quote(std::env::current_dir()?.as_os_str()));
+    script.extend(b" || exit 126\n");
+    for (name, value) in std::env::vars_os().filter(|(name, _)| passes_through(name)) {
+        script.extend([b"export ", name.as_bytes(), b"=", &shell::quote(&value), b"\n"].concat());
     }
+    // Programs that move much, or measure, want to know how fast the guest is.
+    let how = if accelerator == Accelerator::Kvm { "kvm" } else { "emulated" };
+    script.extend(format!("export RDMALLOC_GUEST={how}\nexec").bytes());
+    if user_limits {
+        script.extend(b" setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock --");
+    }
+    for word in command {
+        script.push(b' ');
+        script.extend(shell::quote(word));
+    }
+    script.push(b'\n');
+    Ok(script)
 }
 
 /// The variables of the host that the command sees.
@@ -330,8 +333,7 @@ mod tests {
 
     #[test]
     fn the_script_keeps_every_word_apart() {
-        let guest = Guest { user_limits: true, ..Guest::default() };
-        let script = guest.script(&["echo".into(), "a b'c".into()], Accelerator::Emulation).unwrap();
+        let script = script(&["echo".into(), "a b'c".into()], true, Accelerator::Emulation).unwrap();
         let script = String::from_utf8(script).unwrap();
         let end = r"exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock -- 'echo' 'a b'\''c'";
         assert!(script.trim_end().ends_with(end), "{script}");

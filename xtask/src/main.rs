@@ -163,6 +163,10 @@ fn vm(args: &[OsString]) -> Result<i32> {
         guest.kernel = Kernel::parse(name)?;
     }
     if let Some(size) = args.last("--memory") {
+        let digits = size.trim_end_matches(['M', 'G']);
+        if digits.parse::<u32>().is_err() || size.len() != digits.len() + 1 {
+            return Err(Error::Usage(format!("--memory takes a size such as 512M or 4G, not {size}")));
+        }
         guest.memory = size.into();
     }
     guest.cpus = args.number("--cpus")?.unwrap_or(guest.cpus);

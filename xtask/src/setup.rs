@@ -108,7 +108,11 @@ pub fn apt_install(packages: &[&str]) -> Result<()> {
         let mut command = as_root("apt-get");
         shell::quiet(command.args(["-y", "-q", "--no-install-recommends", "install"]).args(packages))
     };
-    install().or_else(|_| apt_update().and_then(|()| install()))
+    install().or_else(|_| {
+        // One foreign source that does not answer fails the update, and need not matter here.
+        let update = apt_update();
+        install().map_err(|error| update.err().unwrap_or(error))
+    })
 }
 
 /// Whether the package lists have a package, which they may only tell once they are fetched.

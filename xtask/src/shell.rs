@@ -29,7 +29,7 @@ pub fn bytes(command: &mut Command) -> Result<Vec<u8>> {
         return Ok(stdout);
     }
     let said = String::from_utf8_lossy(&stderr);
-    Err(Error::Failed(format!("{}: {status}\n{}", describe(command), said.trim_end())))
+    Err(Error::Failed(format!("{}: {status}\n{said}", describe(command)).trim_end().into()))
 }
 
 /// Whether a program of that name is in `PATH`, or where system programs lie that a user's `PATH` may leave out.

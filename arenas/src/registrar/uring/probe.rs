@@ -12,8 +12,8 @@ const RELEASED: u64 = 2;
 /// Empties one slot while a request is in flight on another, and looks whether the tag of the emptied one, which the kernel
 /// posts as it releases the pages, is there already.
 ///
-/// The request in flight matters: kernels before 6.13 release at once on an idle ring (those from 6.4 on), but hold back
-/// everything that is removed while an older request is in flight.
+/// The request in flight matters: kernels before 6.13 may release at once on an idle ring, but hold back everything that
+/// is removed while an older request is in flight.
 ///
 /// # Errors
 ///

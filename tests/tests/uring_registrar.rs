@@ -4,7 +4,7 @@
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rdmalloc_arenas::registrar::uring::{Uring, UringError};
-use rdmalloc_arenas::{Access, Registered, Registrar};
+use rdmalloc_arenas::{Access, Arenas, Config, Registered, Registrar, SLICE};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
@@ -366,6 +366,46 @@ fn a_ring_of_long_entries_serves_too() {
     let registered = uring.register(memory.range(), Access::default()).unwrap();
     assert_eq!(run(&mut ring, read_fixed(&zeros(), memory.at(MIB), 5, registered.keys.lkey)), 5);
     uring.deregister(registered, memory.range()).unwrap();
+}
+
+#[test]
+fn arenas_are_reached_by_the_keys_of_their_addresses_until_they_close() {
+    let _turn = turn();
+    let Some((mut ring, uring)) = ring_with(8) else { return };
+    let config = Config { access: Access::default(), require_registration: true, serves_children: false, tag: 0 };
+    let heap = Arenas::new(config);
+    let before = heap.take(2, 1).unwrap();
+    let device = heap.attach(Box::new(uring.clone())).unwrap();
+    let after = heap.take(40, 1).unwrap();
+    assert!(uring.registered() > 0);
+
+    let zeros = zeros();
+    let mut slots = Vec::new();
+    for span in [before, after] {
+        let len = span.slices * SLICE;
+        let start: *mut u8 = std::ptr::with_exposed_provenance_mut(span.address);
+        // SAFETY: the span is this test's, and no request is in flight.
+        unsafe { start.write_bytes(0xaa, len) };
+        let middle = start.wrapping_add(len / 2);
+        let slot = device.key(middle).unwrap().lkey;
+        assert_eq!(run(&mut ring, read_fixed(&zeros, middle, 1000, slot)), 1000);
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+        let zero = len / 2..len / 2 + 1000;
+        assert!(bytes.iter().enumerate().all(|(i, byte)| *byte == if zero.contains(&i) { 0 } else { 0xaa }));
+        slots.push((middle, slot));
+    }
+
+    for span in [before, after] {
+        heap.give(span.address, span.slices);
+    }
+    heap.close_all_empty();
+    assert_eq!(uring.registered(), 0, "closed with the last span");
+    for (middle, slot) in slots {
+        assert!(device.key(middle).is_err());
+        assert_eq!(run(&mut ring, read_fixed(&zeros, middle, 1000, slot)), -libc::EFAULT);
+    }
+    heap.detach(device).unwrap();
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! Uses [`Access`]; knows nothing of regions and arenas. The backends stand beside it: `verbs` (an `ibv_pd`) and `uring`
 //! (the fixed buffers of an io_uring).
 
+#[cfg(feature = "uring")]
+pub mod uring;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 

@@ -1,6 +1,6 @@
 //! A small face of verbs, just enough to move bytes: open a device, connect RC queue pairs, post work, poll completions.
 //!
-//! Uses rdma-sys, and nothing of rdmalloc: it is the program on the other side of the allocator. [`Domain`] is an open
+//! Uses rdma-sys, and of rdmalloc only the opener: it is the program on the other side of the allocator. [`Domain`] is an open
 //! device with a protection domain; [`Queue`] is a reliable queue pair with its completion queue; an [`Endpoint`] is what
 //! two queues tell each other, over any byte stream, to become connected; [`Memory`] is plain registered memory, made the
 //! way programs make it without an allocator such as ours.

@@ -1,7 +1,7 @@
 //! The rig itself: that bytes cross a device before anything else is built on it.
 #![cfg(feature = "verbs")]
 
-use rdmalloc_tests::rig::{Completion, Depth, Memory, Queue, Status, domain_or_skip, exchange};
+use rdmalloc_tests::rig::{Completion, Depth, Domain, Memory, Queue, Status, domain_or_skip, exchange};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -108,8 +108,8 @@ fn verbs_queues_connect_over_a_byte_stream() {
 }
 
 #[test]
-fn verbs_unknown_device_is_named_with_those_that_exist() {
-    let error = rdmalloc_tests::rig::Domain::open(Some("no-such-device")).err().unwrap();
+fn verbs_unknown_device_is_not_found() {
+    let error = Domain::open(Some("no-such-device")).err().unwrap();
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
-    assert!(error.to_string().starts_with("no verbs device \"no-such-device\"; there"), "{error}");
+    assert!(error.to_string().starts_with("there is no RDMA device"), "{error}");
 }

@@ -1,15 +1,15 @@
 //! An open device with one protection domain, and the port and address by which its queue pairs are reached.
 //!
-//! Uses rdma-sys and what sysfs says about GIDs.
+//! Uses the opener of rdmalloc-arenas, rdma-sys, and what sysfs says about GIDs.
 
 use rdma_sys::{
-    ibv_alloc_pd, ibv_close_device, ibv_context, ibv_dealloc_pd, ibv_device, ibv_device_attr, ibv_free_device_list,
-    ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_mtu, ibv_open_device, ibv_pd, ibv_port_attr, ibv_port_state,
-    ibv_query_device, ibv_query_gid, ibv_query_port,
+    ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr, ibv_port_state, ibv_query_device,
+    ibv_query_gid, ibv_query_port,
 };
-use std::ffi::CStr;
+use rdmalloc_arenas::registrar::verbs::{AsProtectionDomain, OpenError, ProtectionDomain, devices};
 use std::io::{Error, ErrorKind, Result};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// An open device and a protection domain on it. A handle: clones share them, and the last one to go closes both.
@@ -17,12 +17,15 @@ use std::sync::Arc;
 pub struct Domain(Arc<Inner>);
 
 struct Inner {
-    /// From `ibv_open_device`; closed in `drop`, after `pd`.
-    context: *mut ibv_context,
-    /// From `ibv_alloc_pd` on `context`, or null while `open` is under way.
-    pd: *mut ibv_pd,
-    name: String,
+    domain: ProtectionDomain,
     port: Port,
+}
+
+// SAFETY: a `ProtectionDomain` keeps the promise, and it lives as long as any clone of the handle.
+unsafe impl AsProtectionDomain for Domain {
+    fn as_protection_domain(&self) -> NonNull<ibv_pd> {
+        self.0.domain.as_protection_domain()
+    }
 }
 
 /// The port that the queue pairs of a domain use.
@@ -38,94 +41,50 @@ pub(super) struct Port {
     pub max_reads: u8,
 }
 
-// SAFETY: libibverbs is thread safe: contexts and protection domains may be used from, and freed by, any thread.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
-
 impl Domain {
-    /// Opens the device of that name, or the first that has an active port, and allocates a protection domain.
+    /// Opens the device of that name, or the first that has an active port, with a protection domain on it.
     ///
     /// # Errors
     ///
-    /// `NotFound` where there is no such device (the error names those that exist) or none has an active port; otherwise
-    /// the error of the verb that failed.
+    /// `NotFound` where there is no such device, or none with an active port; otherwise the error of the verb that failed.
     pub fn open(name: Option<&str>) -> Result<Domain> {
-        let devices = DeviceList::get();
-        let mut seen = Vec::new();
-        for &device in devices.as_slice() {
-            // SAFETY: `device` is an entry of a list that is not freed yet; its name is a C string inside it.
-            let found = unsafe { CStr::from_ptr(ibv_get_device_name(device)) }.to_string_lossy().into_owned();
-            if name.is_none_or(|name| name == found) {
-                // SAFETY: as above.
-                match unsafe { Domain::open_device(device, found.clone()) } {
-                    // Without a name, a device whose cable is out is passed over.
-                    Err(error) if name.is_none() && error.kind() == ErrorKind::NotFound => {}
-                    result => return result,
-                }
+        if name.is_none() {
+            // A device whose cable is out is passed over.
+            let ready = devices().into_iter().map(|device| Domain::open_one(Some(&device))).find(Result::is_ok);
+            if let Some(domain) = ready {
+                return domain;
             }
-            seen.push(found);
         }
-        let wanted =
-            name.map_or("no verbs device with an active port".into(), |name| format!("no verbs device {name:?}"));
-        let seen =
-            if seen.is_empty() { "there is none at all".into() } else { format!("there are: {}", seen.join(", ")) };
-        Err(Error::new(ErrorKind::NotFound, format!("{wanted}; {seen}")))
+        Domain::open_one(name)
     }
 
-    /// # Safety
-    ///
-    /// `device` is an entry of a device list that was not freed.
-    unsafe fn open_device(device: *mut ibv_device, name: String) -> Result<Domain> {
-        // SAFETY: promised by the caller.
-        let context = unsafe { ibv_open_device(device) };
-        if context.is_null() {
-            return Err(Error::last_os_error());
-        }
-        let port = Port { number: 0, lid: 0, mtu: 0, gid_index: 0, gid: [0; 16], max_reads: 0 };
-        // From here on, `drop` closes what is open whenever something fails.
-        let mut inner = Inner { context, pd: std::ptr::null_mut(), name, port };
-        // SAFETY: `context` is open.
-        inner.port = unsafe { Port::find(context, &inner.name) }?;
-        // SAFETY: `context` is open.
-        inner.pd = unsafe { ibv_alloc_pd(context) };
-        if inner.pd.is_null() {
-            return Err(Error::last_os_error());
-        }
-        Ok(Domain(Arc::new(inner)))
+    fn open_one(name: Option<&str>) -> Result<Domain> {
+        let domain = ProtectionDomain::open(name).map_err(|error| match error {
+            OpenError::NoDevices { .. } | OpenError::NoDevice { .. } => Error::new(ErrorKind::NotFound, error),
+            _ => Error::other(error),
+        })?;
+        // SAFETY: the context is open.
+        let port = unsafe { Port::find(domain.context().as_ptr(), domain.device_name()) }?;
+        Ok(Domain(Arc::new(Inner { domain, port })))
     }
 
     /// The name of the device, such as `rxe0`.
     pub fn name(&self) -> &str {
-        &self.0.name
+        self.0.domain.device_name()
     }
 
     /// The protection domain: valid while this handle or a clone of it lives.
     pub fn pd(&self) -> *mut ibv_pd {
-        self.0.pd
+        self.0.domain.as_ptr()
     }
 
     /// The context of the open device: valid while this handle or a clone of it lives.
     pub fn context(&self) -> *mut ibv_context {
-        self.0.context
+        self.0.domain.context().as_ptr()
     }
 
     pub(super) fn port(&self) -> Port {
         self.0.port
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: both come from the verbs that made them, once, and no handle is left that could hand them out. A
-        // protection domain that still has registrations stays (EBUSY) and goes with the context in the kernel, which
-        // is right also then: closing ends the registrations before the memory is anyone else's.
-        unsafe {
-            if !self.pd.is_null() {
-                ibv_dealloc_pd(self.pd);
-            }
-            ibv_close_device(self.context);
-        }
     }
 }
 
@@ -191,32 +150,6 @@ unsafe fn choose_gid(context: *mut ibv_context, device: &str, port: u8, len: u8)
     }
     let (_, index, raw) = best.ok_or_else(|| Error::other(format!("port {port} of {device} has no address (GID)")))?;
     Ok((index, raw))
-}
-
-/// The list of devices, freed when dropped. Empty where the kernel has no verbs at all.
-struct DeviceList(*mut *mut ibv_device, usize);
-
-impl DeviceList {
-    fn get() -> DeviceList {
-        let mut len = 0;
-        // SAFETY: `len` is writable.
-        let list = unsafe { ibv_get_device_list(&mut len) };
-        DeviceList(list, if list.is_null() { 0 } else { len.max(0) as usize })
-    }
-
-    fn as_slice(&self) -> &[*mut ibv_device] {
-        // SAFETY: a list that is not null has that many entries, and lives until `drop`.
-        if self.0.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(self.0, self.1) } }
-    }
-}
-
-impl Drop for DeviceList {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: from `ibv_get_device_list`, and freed once.
-            unsafe { ibv_free_device_list(self.0) }
-        }
-    }
 }
 
 /// Verbs return 0 or an errno (and some of them -1 with errno set).

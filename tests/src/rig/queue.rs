@@ -3,10 +3,11 @@
 use super::domain::check;
 use super::{Completion, Domain};
 use rdma_sys::{
-    ibv_access_flags as access, ibv_ah_attr, ibv_cq, ibv_create_cq, ibv_create_qp, ibv_destroy_cq, ibv_destroy_qp,
-    ibv_gid, ibv_global_route, ibv_modify_qp, ibv_mtu, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_send_flags,
-    ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
+    ibv_access_flags as access, ibv_ack_cq_events, ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_create_comp_channel,
+    ibv_create_cq, ibv_create_qp, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_get_cq_event, ibv_gid,
+    ibv_global_route, ibv_modify_qp, ibv_mtu, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq,
+    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
 };
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -102,6 +103,8 @@ pub struct Queue {
     qp: *mut ibv_qp,
     /// From `ibv_create_cq`; big enough for both sides of the queue pair, so that it never overflows.
     cq: *mut ibv_cq,
+    /// From `ibv_create_comp_channel`; destroyed last. Tells of a completion to one who sleeps.
+    channel: *mut ibv_comp_channel,
     psn: u32,
     /// Outlives both, which lie in its context.
     domain: Domain,
@@ -120,18 +123,23 @@ impl Queue {
     /// The error of the verb that failed; `EINVAL` and `ENOMEM` mostly mean that the device has no such depth.
     pub fn new(domain: &Domain, depth: Depth) -> Result<Queue> {
         let entries = (depth.send + depth.recv).try_into().map_err(|_| Error::from(ErrorKind::InvalidInput))?;
-        // SAFETY: the context is open; no event channel is wanted.
-        let cq = unsafe { ibv_create_cq(domain.context(), entries, null_mut(), null_mut(), 0) };
-        if cq.is_null() {
+        let psn = RandomState::new().hash_one(0) as u32 & 0xff_ffff;
+        // `drop` destroys what exists whenever something fails.
+        let mut queue = Queue { qp: null_mut(), cq: null_mut(), channel: null_mut(), psn, domain: domain.clone() };
+        // SAFETY: the context is open.
+        queue.channel = unsafe { ibv_create_comp_channel(domain.context()) };
+        if queue.channel.is_null() {
             return Err(Error::last_os_error());
         }
-        let psn = RandomState::new().hash_one(0) as u32 & 0xff_ffff;
-        // From here on, `drop` destroys what exists whenever something fails.
-        let mut queue = Queue { qp: null_mut(), cq, psn, domain: domain.clone() };
+        // SAFETY: the context is open, and the channel lives in it.
+        queue.cq = unsafe { ibv_create_cq(domain.context(), entries, null_mut(), queue.channel, 0) };
+        if queue.cq.is_null() {
+            return Err(Error::last_os_error());
+        }
         let mut init = ibv_qp_init_attr {
             qp_context: null_mut(),
-            send_cq: cq,
-            recv_cq: cq,
+            send_cq: queue.cq,
+            recv_cq: queue.cq,
             srq: null_mut(),
             cap: ibv_qp_cap {
                 max_send_wr: depth.send,
@@ -330,34 +338,71 @@ impl Queue {
         }
     }
 
-    /// Waits for a completion, whatever its status.
+    /// Waits for a completion, whatever its status: awake for a moment, then asleep, since a device made of software needs
+    /// the processor.
     ///
     /// # Errors
     ///
     /// `TimedOut` after `timeout`; as [`poll`](Self::poll).
     pub fn wait(&self, timeout: Duration) -> Result<Completion> {
+        const AWAKE: usize = 64;
         let deadline = Instant::now() + timeout;
         loop {
+            for _ in 0..AWAKE {
+                if let Some(completion) = self.poll()? {
+                    return Ok(completion);
+                }
+                std::hint::spin_loop();
+            }
+            // SAFETY: a live completion queue.
+            check(unsafe { ibv_req_notify_cq(self.cq, 0) })?;
+            // What came before the request for a notice brings none.
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            if Instant::now() >= deadline {
-                return Err(Error::new(ErrorKind::TimedOut, format!("no completion within {timeout:?}")));
+            self.sleep(deadline)?;
+        }
+    }
+
+    /// Sleeps until there is a notice, and takes it; at the latest until `deadline`.
+    fn sleep(&self, deadline: Instant) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // SAFETY: a live channel.
+        let mut ready = libc::pollfd { fd: unsafe { (*self.channel).fd }, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        match unsafe { libc::poll(&mut ready, 1, left.as_millis().try_into().unwrap_or(i32::MAX)) } {
+            0 if left < Duration::from_millis(1) => Err(Error::new(ErrorKind::TimedOut, "no completion in time")),
+            0 => Ok(()),
+            1.. => {
+                let (mut cq, mut context) = (null_mut(), null_mut());
+                // SAFETY: a live channel, on which there is an event; it is acknowledged, or the queue could not be destroyed.
+                unsafe {
+                    check(ibv_get_cq_event(self.channel, &mut cq, &mut context))?;
+                    ibv_ack_cq_events(cq, 1);
+                }
+                Ok(())
             }
-            // A device made of software needs the processor.
-            std::thread::yield_now();
+            _ => match Error::last_os_error() {
+                error if error.kind() == ErrorKind::Interrupted => Ok(()),
+                error => Err(error),
+            },
         }
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: both come from the verbs that made them, once; the queue pair goes before the queue that it points to.
+        // SAFETY: each comes from the verb that made it, once, and goes before what it points to.
         unsafe {
             if !self.qp.is_null() {
                 ibv_destroy_qp(self.qp);
             }
-            ibv_destroy_cq(self.cq);
+            if !self.cq.is_null() {
+                ibv_destroy_cq(self.cq);
+            }
+            if !self.channel.is_null() {
+                ibv_destroy_comp_channel(self.channel);
+            }
         }
     }
 }

@@ -1,7 +1,24 @@
 //! What the tests that cross the crates share, and nothing that a program would depend on.
 //!
+//! [`Ledger`] is a registrar without a device. [`Garden`] is a set of blocks of every kind, to be looked at from outside.
 //! [`rig`] (feature `verbs`) is a small face of RC queue pairs: the tests on real verbs and the example `kv` move bytes
 //! through it.
 
+mod garden;
+mod ledger;
 #[cfg(feature = "verbs")]
 pub mod rig;
+
+pub use garden::{Churn, Garden};
+pub use ledger::Ledger;
+
+/// How many bytes devices have pinned for this process (`VmPin`).
+///
+/// # Panics
+///
+/// Without `/proc`.
+pub fn pinned_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("/proc is there");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).expect("Linux tells VmPin");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB") << 10
+}

@@ -96,7 +96,7 @@ impl Random {
     /// Mostly small: a size of 16 bytes to 8 KiB, each power of two as likely as the next.
     fn layout(&mut self) -> Layout {
         let next = self.next();
-        let below = 16 << (next >> 32) % 9;
+        let below = 16 << ((next >> 32) % 9);
         layout(below + (next as usize & (below - 1)))
     }
 }

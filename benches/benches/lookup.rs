@@ -10,37 +10,48 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-type Group<'a> = criterion::BenchmarkGroup<'a, criterion::measurement::WallTime>;
-
 /// How many blocks are looked up in turn, and how long each is: a pool of buffers as a server has it.
 const BLOCKS: usize = 1024;
 const BLOCK: usize = 16 << 10;
 
-/// Times `count` calls in each of `threads` threads, from when all stand ready to when the last is done.
-fn on_threads(threads: usize, count: u64, call: impl Fn(usize) + Sync) -> Duration {
-    let ready = Barrier::new(threads + 1);
-    std::thread::scope(|scope| {
-        let work = |thread: usize| {
-            let (ready, call) = (&ready, &call);
-            scope.spawn(move || {
-                ready.wait();
-                // Each thread begins elsewhere, so that they do not walk in step.
-                (0..count as usize).for_each(|i| call((i + thread * BLOCKS / 2) % BLOCKS));
-                Instant::now()
-            })
-        };
-        let running: Vec<_> = (0..threads).map(work).collect();
+/// Makes `count` calls, beginning with the `first`; from when to when.
+fn timed(first: usize, count: u64, call: &impl Fn(usize)) -> (Instant, Instant) {
+    let start = Instant::now();
+    (first..first + count as usize).for_each(|i| call(i % BLOCKS));
+    (start, Instant::now())
+}
+
+/// Makes `count` calls in each of two threads; how long, from when the first begins to when the last is done.
+fn on_two_threads(count: u64, call: &(impl Fn(usize) + Sync)) -> Duration {
+    let ready = Barrier::new(2);
+    let work = |first| {
         ready.wait();
-        let start = Instant::now();
-        running.into_iter().map(|thread| thread.join().expect("no panic") - start).max().expect("a thread")
+        timed(first, count, call)
+    };
+    std::thread::scope(|scope| {
+        // Each begins elsewhere, so that they do not walk in step.
+        let other = scope.spawn(|| work(BLOCKS / 2));
+        let here = work(0);
+        let other = other.join().expect("no panic");
+        here.1.max(other.1) - here.0.min(other.0)
     })
 }
 
 /// One bench, compiled for its `call`, so that the call itself is free.
-fn bench(group: &mut Group<'_>, threads: usize, kind: &str, name: &str, call: impl Fn(usize) + Sync) {
-    group.bench_function(BenchmarkId::new(kind, name), |bencher| {
-        bencher.iter_custom(|count| on_threads(threads, count, &call));
+fn bench(criterion: &mut Criterion, kind: &str, name: &str, call: impl Fn(usize) + Sync) {
+    criterion.benchmark_group("lookup").bench_function(BenchmarkId::new(format!("{kind}/1-thread"), name), |bencher| {
+        bencher.iter_custom(|count| {
+            let (start, end) = timed(0, count, &call);
+            end - start
+        });
     });
+    criterion.benchmark_group("lookup").bench_function(
+        BenchmarkId::new(format!("{kind}/2-threads"), name),
+        |bencher| {
+            // In thousands, so that starting a thread does not weigh when few are asked for.
+            bencher.iter_custom(|count| on_two_threads(1000 * count, &call) / 1000);
+        },
+    );
 }
 
 fn lookup(criterion: &mut Criterion) {
@@ -58,21 +69,18 @@ fn lookup(criterion: &mut Criterion) {
     }
     let foreign: Vec<usize> = cached.iter().map(|block| block.start + BLOCK).collect();
 
-    for threads in [1, 2] {
-        let mut group = criterion.benchmark_group(format!("lookup/{threads}-threads"));
-        bench(&mut group, threads, "own", "rdmalloc", |i| {
-            black_box(device.key(own[i] as *const u8).expect("registered"));
-        });
-        bench(&mut group, threads, "own", "cache", |i| {
-            black_box(cache.get(&cached[i]).expect("registered").keys());
-        });
-        bench(&mut group, threads, "foreign", "rdmalloc", |i| {
-            black_box(device.key(foreign[i] as *const u8).expect_err("foreign"));
-        });
-        bench(&mut group, threads, "foreign", "cache", |i| {
-            assert!(black_box(cache.find(&(foreign[i]..foreign[i] + 64))).is_none());
-        });
-    }
+    bench(criterion, "own", "rdmalloc", |i| {
+        black_box(device.key(own[i] as *const u8).expect("registered"));
+    });
+    bench(criterion, "own", "cache", |i| {
+        black_box(cache.get(&cached[i]).expect("registered").keys());
+    });
+    bench(criterion, "foreign", "rdmalloc", |i| {
+        black_box(device.key(foreign[i] as *const u8).expect_err("foreign"));
+    });
+    bench(criterion, "foreign", "cache", |i| {
+        assert!(black_box(cache.find(&(foreign[i]..foreign[i] + 64))).is_none());
+    });
 }
 
 criterion_group!(name = benches; config = rdmalloc_benches::criterion(); targets = lookup);

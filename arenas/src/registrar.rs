@@ -62,12 +62,17 @@ impl Limits {
 ///   held for it, so that they may be unmapped and handed to anyone;
 /// - after `register` has returned an error, the same holds as if it had not been called.
 pub unsafe trait Registrar: Send + Sync + 'static {
-    /// Registers `memory`, whose bounds are multiples of 2 MiB, and which is mapped for reading and writing.
+    /// Registers `memory`. The arenas' bounds are multiples of 2 MiB.
+    ///
+    /// # Safety
+    ///
+    /// From now until it is deregistered, `memory` stays mapped for reading and writing, and what it holds may be read, and
+    /// changed as far as `access` allows, by whoever has the keys.
     ///
     /// # Errors
     ///
     /// The operating system's error, `raw_os_error` kept: `ENOMEM` is explained to the user by the memlock limit.
-    fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered>;
+    unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered>;
 
     /// Ends a registration that `register` made. Returns only when the device has let go of the memory.
     ///

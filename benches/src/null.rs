@@ -13,7 +13,7 @@ pub struct Null {
 
 // SAFETY: there is no device, so nothing ever reaches the memory.
 unsafe impl Registrar for Null {
-    fn register(&self, _memory: Range<usize>, _access: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, _memory: Range<usize>, _access: Access) -> io::Result<Registered> {
         let key = self.next.fetch_add(1, Relaxed) + 1;
         Ok(Registered { keys: Keys { lkey: key, rkey: key }, handle: key.into() })
     }

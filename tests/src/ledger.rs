@@ -65,7 +65,7 @@ impl Ledger {
 
 // SAFETY: there is no device, so nothing touches the memory.
 unsafe impl Registrar for Ledger {
-    fn register(&self, memory: Range<usize>, _: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, memory: Range<usize>, _: Access) -> io::Result<Registered> {
         let mut books = self.books();
         if books.refuse_after.is_some_and(|count| books.registrations >= count) {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));

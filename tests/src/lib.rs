@@ -11,6 +11,20 @@ pub mod rig;
 
 pub use garden::{Churn, Garden};
 pub use ledger::Ledger;
+use rdmalloc_arenas::{Access, Registered, Registrar};
+use std::io;
+use std::ops::Range;
+
+/// Registers memory of a test's.
+///
+/// # Errors
+///
+/// The registrar's.
+pub fn register(registrar: &impl Registrar, memory: Range<usize>, access: Access) -> io::Result<Registered> {
+    // SAFETY: a test registers what it has mapped itself, and looks at it after the completion of whatever it posts; where
+    // it is not mapped, that the device refuses it is what the test is about.
+    unsafe { registrar.register(memory, access) }
+}
 
 /// How many bytes devices have pinned for this process (`VmPin`).
 ///

@@ -5,6 +5,7 @@
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rdmalloc_arenas::registrar::uring::{Uring, UringError};
 use rdmalloc_arenas::{Access, Arenas, Config, Registered, Registrar, SLICE};
+use rdmalloc_tests::register;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
@@ -151,7 +152,7 @@ fn bytes_move_through_the_middle_of_a_slot() {
     let _turn = turn();
     let Some((mut ring, uring)) = ring_with(4) else { return };
     let mut memory = Memory::new(2 * GRAIN);
-    let registered = uring.register(memory.range(), Access::LOCAL_WRITE).unwrap();
+    let registered = register(&uring, memory.range(), Access::LOCAL_WRITE).unwrap();
     let slot = registered.keys.lkey;
 
     // Out of the middle, across the boundary of 2 MiB, into a file.
@@ -189,7 +190,7 @@ fn memory_outside_a_slot_is_out_of_reach() {
     let _turn = turn();
     let Some((mut ring, uring)) = ring_with(4) else { return };
     let memory = Memory::new(2 * GRAIN);
-    let registered = uring.register(memory.part(0, GRAIN), Access::LOCAL_WRITE).unwrap();
+    let registered = register(&uring, memory.part(0, GRAIN), Access::LOCAL_WRITE).unwrap();
     let zeros = zeros();
     let mut at = |offset| run(&mut ring, read_fixed(&zeros, memory.at(offset), 16, registered.keys.lkey));
     assert_eq!(at(GRAIN - 16), 16);
@@ -206,7 +207,7 @@ fn a_deregistered_slot_moves_nothing() {
     let zeros = zeros();
     memory.write(MIB, &[7; 16]);
 
-    let registered = uring.register(memory.range(), Access::default()).unwrap();
+    let registered = register(&uring, memory.range(), Access::default()).unwrap();
     assert_eq!(uring.registered(), 1);
     uring.deregister(registered, memory.range()).unwrap();
     assert_eq!(uring.registered(), 0);
@@ -216,7 +217,7 @@ fn a_deregistered_slot_moves_nothing() {
 
     // Nor does a slot that was given to other memory reach the memory it had before.
     let other = Memory::new(GRAIN);
-    let again = uring.register(other.range(), Access::default()).unwrap();
+    let again = register(&uring, other.range(), Access::default()).unwrap();
     assert_eq!(again.keys.lkey, slot, "the lowest free slot");
     assert_eq!(run(&mut ring, read_fixed(&zeros, memory.at(MIB), 16, slot)), -libc::EFAULT);
     assert_eq!(memory.read(MIB, 16), [7; 16]);
@@ -229,7 +230,7 @@ fn slots_that_ran_out_come_back() {
     let Some((_ring, uring)) = ring_with(2) else { return };
     let memory = Memory::new(GRAIN);
     assert_eq!(uring.limits().max_registrations, 2);
-    let register = || uring.register(memory.range(), Access::default());
+    let register = || register(&uring, memory.range(), Access::default());
     let (first, second) = (register().unwrap(), register().unwrap());
     assert_ne!(first.keys.lkey, second.keys.lkey);
     let error = error_of(register());
@@ -252,11 +253,11 @@ fn a_slot_is_not_lost_to_a_failed_registration() {
         unsafe { libc::mprotect(memory.start.cast(), GRAIN, libc::PROT_NONE) };
         memory
     };
-    let error = uring.register(unmapped.range(), Access::default()).unwrap_err();
+    let error = register(&uring, unmapped.range(), Access::default()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "the system's own error: {error}");
     assert_eq!(uring.registered(), 0);
     let memory = Memory::new(GRAIN);
-    let registered = uring.register(memory.range(), Access::default()).unwrap();
+    let registered = register(&uring, memory.range(), Access::default()).unwrap();
     uring.deregister(registered, memory.range()).unwrap();
 }
 
@@ -264,7 +265,7 @@ fn a_slot_is_not_lost_to_a_failed_registration() {
 fn a_registration_over_the_limit_is_refused_not_cut() {
     let Some((_ring, uring)) = ring_with(1) else { return };
     assert_eq!(uring.limits().max_len, 1 << 30);
-    let error = error_of(uring.register(GRAIN..GRAIN + (1 << 30) + GRAIN, Access::default()));
+    let error = error_of(register(&uring, GRAIN..GRAIN + (1 << 30) + GRAIN, Access::default()));
     assert!(matches!(error, UringError::TooLong { wanted } if wanted == (1 << 30) + GRAIN as u64), "{error}");
     assert!(error.to_string().contains("1 GiB"), "{error}");
 }
@@ -273,7 +274,7 @@ fn a_registration_over_the_limit_is_refused_not_cut() {
 fn remote_access_is_refused() {
     let Some((_ring, uring)) = ring_with(1) else { return };
     for access in [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::WINDOW_BIND] {
-        let error = error_of(uring.register(GRAIN..2 * GRAIN, access));
+        let error = error_of(register(&uring, GRAIN..2 * GRAIN, access));
         assert!(matches!(error, UringError::Remote { .. }), "{error}");
         assert!(error.to_string().contains("no peers"), "{error}");
     }
@@ -316,7 +317,7 @@ fn two_threads_never_share_a_slot() {
             scope.spawn(move || {
                 start.wait();
                 let register =
-                    |page: &Range<usize>| (uring.register(page.clone(), Access::default()).unwrap(), page.clone());
+                    |page: &Range<usize>| (register(uring, page.clone(), Access::default()).unwrap(), page.clone());
                 for _ in 0..50 {
                     for (registered, page) in pages.iter().map(register).collect::<Vec<_>>() {
                         uring.deregister(registered, page).unwrap();
@@ -345,11 +346,11 @@ fn a_clone_outlives_the_ring_and_the_first_handle() {
     let memory = Memory::new(GRAIN);
     let clone = uring.clone();
     assert_eq!(clone.identity(), uring.identity());
-    let registered = uring.register(memory.range(), Access::default()).unwrap();
+    let registered = register(&uring, memory.range(), Access::default()).unwrap();
     drop(uring);
     drop(ring);
     clone.deregister(registered, memory.range()).unwrap();
-    let registered = clone.register(memory.range(), Access::default()).unwrap();
+    let registered = register(&clone, memory.range(), Access::default()).unwrap();
     clone.deregister(registered, memory.range()).unwrap();
 
     let (_other_ring, other) = ring_with(2).unwrap();
@@ -363,7 +364,7 @@ fn a_ring_of_long_entries_serves_too() {
     let mut ring: IoUring<squeue::Entry128, cqueue::Entry32> = IoUring::builder().build(8).unwrap();
     let uring = Uring::new(&ring).unwrap();
     let memory = Memory::new(GRAIN);
-    let registered = uring.register(memory.range(), Access::default()).unwrap();
+    let registered = register(&uring, memory.range(), Access::default()).unwrap();
     assert_eq!(run(&mut ring, read_fixed(&zeros(), memory.at(MIB), 5, registered.keys.lkey)), 5);
     uring.deregister(registered, memory.range()).unwrap();
 }
@@ -413,7 +414,7 @@ fn a_child_of_fork_leaves_the_table_to_its_parent() {
     let _turn = turn();
     let Some((mut ring, uring)) = ring_with(2) else { return };
     let memory = Memory::new(GRAIN);
-    let registered = uring.register(memory.range(), Access::default()).unwrap();
+    let registered = register(&uring, memory.range(), Access::default()).unwrap();
     let in_parent = uring.clone();
     let dropped = in_child(|| {
         // SAFETY: the child's copies of both handles, each ended once: the second is never used in the child again.
@@ -455,15 +456,15 @@ fn register_again_and_again() -> io::Result<i32> {
     let page = memory.part(16 * MIB, PAGE);
 
     // The control: both at once do not fit.
-    let first = uring.register(halves[0].clone(), Access::default())?;
-    match uring.register(halves[1].clone(), Access::default()) {
+    let first = register(&uring, halves[0].clone(), Access::default())?;
+    match register(&uring, halves[1].clone(), Access::default()) {
         Ok(_) => return Ok(NOT_LIMITED),
         Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {}
         Err(error) => return Err(error),
     }
     uring.deregister(first, halves[0].clone())?;
 
-    let busy = uring.register(page.clone(), Access::default())?;
+    let busy = register(&uring, page.clone(), Access::default())?;
     let (reader, mut writer) = io::pipe()?;
     for round in 0..100 {
         if round == 50 {
@@ -473,7 +474,7 @@ fn register_again_and_again() -> io::Result<i32> {
             ring.submit()?;
         }
         let half = &halves[round % 2];
-        let registered = uring.register(half.clone(), Access::default())?;
+        let registered = register(&uring, half.clone(), Access::default())?;
         uring.deregister(registered, half.clone())?;
     }
     writer.write_all(&[1])?;

@@ -11,6 +11,7 @@ use rdmalloc_arenas::registrar::verbs::{
     AsProtectionDomain, ForkSupport, OpenError, ProtectionDomain, Verbs, devices, fixes,
 };
 use rdmalloc_arenas::{Access, Registrar};
+use rdmalloc_tests::register;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -75,7 +76,7 @@ fn open_files() -> usize {
 
 fn register_and_end(verbs: &Verbs) -> io::Result<()> {
     let memory = Memory::map(2 * MIB);
-    let registered = verbs.register(memory.range(), Access::LOCAL_WRITE)?;
+    let registered = register(verbs, memory.range(), Access::LOCAL_WRITE)?;
     verbs.deregister(registered, memory.range())
 }
 
@@ -98,11 +99,11 @@ fn verbs_registration_pins_exactly_its_memory_until_it_ends() {
     println!("{verbs:?}");
 
     let (memory, before) = (Memory::map(4 * MIB), pinned());
-    let first = verbs.register(memory.range(), Access::LOCAL_WRITE).unwrap();
+    let first = register(&verbs, memory.range(), Access::LOCAL_WRITE).unwrap();
     assert_eq!(pinned(), before + 4 * MIB);
     assert_ne!(first.keys.lkey, 0);
     let half = memory.range().start..memory.range().start + 2 * MIB;
-    let second = verbs.register(half.clone(), Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let second = register(&verbs, half.clone(), Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
     assert_eq!(pinned(), before + 6 * MIB, "each registration counts");
     assert_ne!(second.keys.rkey, 0);
     assert_ne!(first.keys, second.keys);
@@ -124,13 +125,13 @@ fn verbs_second_deregistration_is_an_error() {
     let Some((_turn, _)) = device() else { return };
     let verbs = Verbs::open(None).unwrap();
     let memory = Memory::map(2 * MIB);
-    let registered = verbs.register(memory.range(), Access::LOCAL_WRITE).unwrap();
+    let registered = register(&verbs, memory.range(), Access::LOCAL_WRITE).unwrap();
     let shifted = memory.range().start + 4096..memory.range().end;
     assert_eq!(verbs.deregister(registered, shifted).unwrap_err().kind(), io::ErrorKind::NotFound);
     verbs.deregister(registered, memory.range()).unwrap();
     assert_eq!(verbs.deregister(registered, memory.range()).unwrap_err().kind(), io::ErrorKind::NotFound);
     // Another domain does not know it either.
-    let (other, again) = (Verbs::open(None).unwrap(), verbs.register(memory.range(), Access::LOCAL_WRITE).unwrap());
+    let (other, again) = (Verbs::open(None).unwrap(), register(&verbs, memory.range(), Access::LOCAL_WRITE).unwrap());
     assert_eq!(other.deregister(again, memory.range()).unwrap_err().kind(), io::ErrorKind::NotFound);
     verbs.deregister(again, memory.range()).unwrap();
 }
@@ -151,7 +152,7 @@ fn verbs_every_access_registers() {
         Access::LOCAL_WRITE | Access::RELAXED_ORDERING,
         remote | Access::WINDOW_BIND | Access::RELAXED_ORDERING,
     ] {
-        let registered = verbs.register(memory.range(), access).unwrap_or_else(|error| panic!("{access:?}: {error}"));
+        let registered = register(&verbs, memory.range(), access).unwrap_or_else(|error| panic!("{access:?}: {error}"));
         verbs.deregister(registered, memory.range()).unwrap();
     }
     assert_eq!(pinned(), before);
@@ -164,17 +165,17 @@ fn verbs_failed_registration_says_why_and_pins_nothing() {
     let before = pinned();
 
     let closed = Memory::map_as(libc::PROT_NONE, 4 * MIB);
-    let error = verbs.register(closed.range(), Access::LOCAL_WRITE).unwrap_err();
+    let error = register(&verbs, closed.range(), Access::LOCAL_WRITE).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{error}");
 
     match verbs.limits().max_len {
         limit if limit < isize::MAX as u64 => {
             let over = limit as usize + 1;
-            let error = verbs.register(0..over, Access::LOCAL_WRITE).unwrap_err();
+            let error = register(&verbs, 0..over, Access::LOCAL_WRITE).unwrap_err();
             assert!(error.to_string().contains(&format!("{over} bytes is over the {limit} bytes")), "{error}");
         }
         limit => {
-            let error = verbs.register(2 * MIB..1 << 60, Access::LOCAL_WRITE).unwrap_err();
+            let error = register(&verbs, 2 * MIB..1 << 60, Access::LOCAL_WRITE).unwrap_err();
             println!("max_mr_size is {limit}, over any address space; 2^60 bytes give: {error}");
         }
     }
@@ -201,7 +202,7 @@ fn verbs_memlock_limit_is_enomem() {
                 println!("skipped: cannot become another user: {error}");
                 return;
             }
-            let error = verbs.register(range.clone(), Access::LOCAL_WRITE).unwrap_err();
+            let error = register(&verbs, range.clone(), Access::LOCAL_WRITE).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}");
             register_and_end(&verbs).unwrap();
         });
@@ -326,7 +327,7 @@ fn verbs_owner_outlives_the_last_region() {
     let dropped = Arc::new(AtomicBool::new(false));
     let verbs = Verbs::new(Box::new(Witness(ProtectionDomain::open(None).unwrap(), Arc::clone(&dropped))));
     let (memory, before) = (Memory::map(2 * MIB), pinned());
-    let registered = verbs.register(memory.range(), Access::LOCAL_WRITE).unwrap();
+    let registered = register(&verbs, memory.range(), Access::LOCAL_WRITE).unwrap();
     drop(verbs);
     assert!(!dropped.load(Ordering::Relaxed), "something is registered, so the domain is kept");
     assert_eq!(pinned(), before + 2 * MIB);
@@ -375,14 +376,14 @@ fn verbs_child_of_fork_ends_nothing_of_its_parent() {
     let empty = Verbs::open(None).unwrap();
     let beside = empty.as_ptr();
     assert_eq!(verbs.hides_memory_from_children(), support == ForkSupport::Enabled);
-    let registered = verbs.register(memory.range(), Access::LOCAL_WRITE).unwrap();
+    let registered = register(&verbs, memory.range(), Access::LOCAL_WRITE).unwrap();
 
     // SAFETY: the child drops copies, and ends without running anything else of the parent's.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", io::Error::last_os_error()),
         0 => {
             let refused = verbs.deregister(registered, memory.range()).is_err()
-                && verbs.register(memory.range(), Access::LOCAL_WRITE).is_err();
+                && register(&verbs, memory.range(), Access::LOCAL_WRITE).is_err();
             drop((verbs, unused, empty));
             // SAFETY: as above.
             unsafe { libc::_exit(i32::from(!refused)) }

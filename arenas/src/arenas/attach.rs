@@ -176,21 +176,23 @@ impl Arenas {
         attached.slotted.prepare(arena.run()).map_err(refuse)?;
         let mut done = memory.start;
         for piece in attached.pieces(&memory) {
-            let result =
-                guard(|| attached.registrar.register(piece.clone(), self.config.access)).and_then(|registered| {
-                    self.counts.registrations.fetch_add(1, Relaxed);
-                    if attached.slotted.publish(chunks(region, &piece), registered.keys, registered.handle) {
-                        return Ok(());
+            // SAFETY: an arena that is open stays mapped until every device has let go of it, and is memory of a heap whose
+            // access flags say who may reach it.
+            let register = || unsafe { attached.registrar.register(piece.clone(), self.config.access) };
+            let result = guard(register).and_then(|registered| {
+                self.counts.registrations.fetch_add(1, Relaxed);
+                if attached.slotted.publish(chunks(region, &piece), registered.keys, registered.handle) {
+                    return Ok(());
+                }
+                // The keys are refused; let go of them, or keep the memory for ever.
+                match self.deregister(region, attached, piece.clone()) {
+                    Ok(()) => Err(io::Error::new(io::ErrorKind::InvalidData, "the device gave reserved keys")),
+                    Err(error) => {
+                        arena.word.keep();
+                        Err(error)
                     }
-                    // The keys are refused; let go of them, or keep the memory for ever.
-                    match self.deregister(region, attached, piece.clone()) {
-                        Ok(()) => Err(io::Error::new(io::ErrorKind::InvalidData, "the device gave reserved keys")),
-                        Err(error) => {
-                            arena.word.keep();
-                            Err(error)
-                        }
-                    }
-                });
+                }
+            });
             if let Err(source) = result {
                 for piece in attached.pieces(&(memory.start..done)) {
                     if self.deregister(region, attached, piece).is_err() {

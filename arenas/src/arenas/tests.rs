@@ -25,7 +25,7 @@ struct Fake(Arc<Mutex<Books>>, Option<NonZeroUsize>, Option<u64>);
 
 // SAFETY: no device, so nothing ever touches the memory.
 unsafe impl Registrar for Fake {
-    fn register(&self, memory: Range<usize>, _: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, memory: Range<usize>, _: Access) -> io::Result<Registered> {
         let mut books = self.0.lock().unwrap();
         if books.panic {
             drop(books);

@@ -53,7 +53,8 @@ use std::sync::Arc;
 /// # let memory = start..start + (2 << 20);
 /// let uring = Uring::new(&ring)?;
 /// // A heap does this by itself, for each of its arenas:
-/// let registered = uring.register(memory.clone(), Access::LOCAL_WRITE)?;
+/// // SAFETY: the memory is mapped until after `deregister`.
+/// let registered = unsafe { uring.register(memory.clone(), Access::LOCAL_WRITE)? };
 ///
 /// let zeros = File::open("/dev/zero")?;
 /// let slot = registered.keys.lkey as u16;
@@ -184,7 +185,7 @@ impl Drop for Shared {
 //   `probe` has seen this kernel do while another slot was in use. Requests that come later find the slot empty;
 // - an update with one buffer fails before it changes the slot, and the index is given back.
 unsafe impl Registrar for Uring {
-    fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
         if access.is_remote() || access.contains(Access::WINDOW_BIND) {
             return Err(UringError::Remote { access }.into());
         }

@@ -203,7 +203,7 @@ unsafe impl Registrar for Verbs {
     ///
     /// [`InvalidInput`]: io::ErrorKind::InvalidInput
     /// [`Unsupported`]: io::ErrorKind::Unsupported
-    fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
         self.check_process("register")?;
         self.check(memory.len() as u64).map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
         let (addr, flags) = (ptr::with_exposed_provenance_mut(memory.start), verbs_access(access));
@@ -372,7 +372,8 @@ mod tests {
         verbs.check(2 << 20).unwrap();
         let refused = verbs.check((2 << 20) + 1).unwrap_err();
         assert_eq!(refused, Refused::TooLong { wanted: 2097153, limit: 2097152, device: "null".into() });
-        let error = verbs.register(0..4 << 20, Access::LOCAL_WRITE).unwrap_err();
+        // SAFETY: refused before the library is called; nothing is registered.
+        let error = unsafe { verbs.register(0..4 << 20, Access::LOCAL_WRITE) }.unwrap_err();
         assert!(error.to_string().contains("4194304 bytes is over the 2097152 bytes"), "{error}");
     }
 
@@ -380,7 +381,8 @@ mod tests {
     fn null_domain_is_an_error_not_a_crash() {
         // SAFETY: null is allowed.
         let verbs = unsafe { Verbs::from_raw(ptr::null_mut()) };
-        let error = verbs.register(0..2 << 20, Access::LOCAL_WRITE).unwrap_err();
+        // SAFETY: refused before the library is called; nothing is registered.
+        let error = unsafe { verbs.register(0..2 << 20, Access::LOCAL_WRITE) }.unwrap_err();
         assert!(error.to_string().contains("null"), "{error}");
         assert_eq!(verbs.identity(), None);
     }

@@ -33,7 +33,8 @@ impl<R: Registrar> Bounce<R> {
         let memory = unsafe { System.alloc_zeroed(layout) };
         assert!(!memory.is_null(), "out of memory for {len} bytes");
         let range = range(memory, len);
-        let registered = registrar.register(range, Access::LOCAL_WRITE)?;
+        // SAFETY: just allocated, and freed in `drop` after it was deregistered.
+        let registered = unsafe { registrar.register(range, Access::LOCAL_WRITE) }?;
         let free = (0..count).map(|i| memory.addr() + i * size).collect();
         Ok(Bounce { registrar, registered, memory, layout, free: Mutex::new(free) })
     }

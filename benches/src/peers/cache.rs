@@ -74,7 +74,8 @@ impl<R: Registrar> Cache<R> {
         }
         let interval = Arc::new(Interval {
             registrar: Arc::clone(&self.registrar),
-            registered: self.registrar.register(whole.clone(), Access::LOCAL_WRITE)?,
+            // SAFETY: memory of a caller who forgets it here before it is unmapped: the promise of every such cache.
+            registered: unsafe { self.registrar.register(whole.clone(), Access::LOCAL_WRITE) }?,
             memory: whole.clone(),
             used: AtomicU64::new(self.clock.fetch_add(1, Relaxed)),
         });

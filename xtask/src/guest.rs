@@ -11,7 +11,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -237,13 +236,7 @@ impl Run<'_> {
             share(&format!("share{i}"), path, "");
         }
         qemu.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec, prctl is async-signal-safe (one system call), and takes no pointers here.
-        unsafe {
-            qemu.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
+        shell::die_with_us(&mut qemu);
         qemu
     }
 }

@@ -3,6 +3,7 @@
 use crate::{Error, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
 /// Runs a command whose output the user sees.
@@ -37,6 +38,17 @@ pub fn has(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
     std::env::split_paths(&path).chain(system).any(|folder| folder.join(program).is_file())
+}
+
+/// Makes a command end with this process, however it ends.
+pub fn die_with_us(command: &mut Command) {
+    // SAFETY: between fork and exec, prctl is async-signal-safe (one system call), and takes no pointers here.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
 }
 
 /// Quotes one word for `sh`, whatever bytes it has.

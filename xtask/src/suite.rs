@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -135,6 +136,8 @@ fn doc_tests(cargo: &Cargo, only: Option<&str>, tally: &mut Tally) -> Result<()>
 fn follow(command: &mut Command, label: &str, tally: &mut Tally) -> Result<Report> {
     let (reader, writer) = std::io::pipe()?;
     let started = Instant::now();
+    // A process group of its own, so that what a test has started, and left, is killed with it.
+    shell::die_with_us(command.process_group(0));
     let mut child = command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
     command.stdout(Stdio::null()).stderr(Stdio::null()); // drops our ends of the pipe
     let pid = child.id() as libc::pid_t;
@@ -142,8 +145,8 @@ fn follow(command: &mut Command, label: &str, tally: &mut Tally) -> Result<Repor
     let watchdog = std::thread::spawn(move || {
         let late = wait.recv_timeout(HANGS) == Err(mpsc::RecvTimeoutError::Timeout);
         if late {
-            // SAFETY: kill takes no pointers; the child has not been waited for, so its id is still its own.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            // SAFETY: kill takes no pointers; the child has not been waited for, so its group's id is still its own.
+            unsafe { libc::kill(-pid, libc::SIGKILL) };
         }
         late
     });
@@ -155,7 +158,7 @@ fn follow(command: &mut Command, label: &str, tally: &mut Tally) -> Result<Repor
     let late = watchdog.join().unwrap_or(false);
     let status = child.wait()?;
     let ended = if late { format!("killed after {} s", HANGS.as_secs()) } else { status.to_string() };
-    tally.program(label, &report, status.success(), &ended);
+    tally.program(label, &report, status.success() && !late, &ended);
     if !report.outcomes.is_empty() {
         step!("{label}: {} in {:.1} s", count(report.outcomes.values()), started.elapsed().as_secs_f64());
     }

@@ -32,7 +32,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub struct Config {
     /// What devices and peers may do with the memory.
     pub access: Access,
-    /// Whether memory that a device refuses is not served at all. Otherwise it is, and [`Device`] says why it has no keys.
+    /// Whether memory that a device refuses is not served at all. Otherwise it is, and [`Device`](crate::Device) says why it has no keys.
     pub require_registration: bool,
     /// Whether children of fork use this heap, so that a device whose library would hide it from them is refused.
     pub serves_children: bool,

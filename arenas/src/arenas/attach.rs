@@ -78,6 +78,7 @@ impl Arenas {
             return Err(AttachError::HidesMemoryFromChildren { device: name() });
         }
         let region = Region::get().map_err(AttachError::NoMemory)?;
+        os::mark_process().map_err(AttachError::NoMemory)?;
         let mut role = self.role.lock();
         let slotted = Slotted::acquire(registrar.identity())?;
         if role.attached.iter().any(|other| other.slotted.device == slotted.device) {
@@ -141,6 +142,11 @@ impl Arenas {
         }
         let Attached { slotted, registrar, .. } = attached;
         slotted.release();
+        if os::is_forked_child() {
+            // What it would end is the parent's.
+            core::mem::forget(registrar);
+            return Ok(());
+        }
         let Some(source) = last else { return Ok(()) };
         // It may own the protection domain, which the memory region that is left still needs.
         core::mem::forget(registrar);
@@ -154,7 +160,7 @@ impl Arenas {
         role.attached.iter().map(|attached| (attached.slotted.device, attached.registrar.name().to_owned())).collect()
     }
 
-    /// Registers an arena with a device, piece by piece; all of it or nothing.
+    /// Registers an arena with a device, piece by piece; all of it or nothing. A child of fork has no device to do so.
     pub(super) fn register(
         &self,
         region: &Region,
@@ -170,6 +176,11 @@ impl Arenas {
             memlock: attached.memlocked.then(Memlock::now),
             source,
         };
+        if os::is_forked_child() {
+            return Err(refuse(io::Error::other(
+                "this process is a child of fork of the one that attached the device",
+            )));
+        }
         attached.slotted.prepare(arena.run()).map_err(refuse)?;
         let mut done = memory.start;
         for piece in attached.pieces(&memory) {

@@ -298,7 +298,7 @@ impl Arenas {
             region.give_run(run);
             return Err(no_memory(source));
         }
-        if !role.attached.is_empty() {
+        if !role.attached.is_empty() && !os::is_forked_child() {
             // SAFETY: just opened, so it is writable.
             unsafe { os::prefault(start, bytes) };
         }

@@ -12,6 +12,7 @@ use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, kind_of, size_of_class};
 use crate::heap::{Core, free_remote};
 use crate::{slab, thread};
 use core::alloc::{GlobalAlloc, Layout};
+use core::cmp::Ordering;
 use core::ptr::{self, NonNull};
 use rdmalloc_arenas::{Access, ArenaInfo, ArenaStats, AttachError, Config, DetachError, Device, Registrar, SLICE};
 
@@ -285,10 +286,11 @@ unsafe fn fits_in_place(block: NonNull<u8>, old: Layout, new: Layout) -> bool {
             // SAFETY: a live block lies in an open arena.
             let tag = unsafe { slab::header(address) }.tag();
             let arenas = if tag == INTERNAL_TAG { &INTERNAL.arenas } else { &GLOBAL.arenas };
-            if to < from {
-                arenas.shrink(address, from, to);
+            match to.cmp(&from) {
+                Ordering::Less => arenas.shrink(address, from, to),
+                Ordering::Equal => true,
+                Ordering::Greater => arenas.grow(address, from, to).is_some(),
             }
-            to <= from || arenas.grow(address, from, to).is_some()
         }
         _ => false,
     }

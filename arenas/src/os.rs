@@ -122,8 +122,12 @@ pub(crate) unsafe fn wipe_on_fork(start: *mut u8, len: usize) {
 
 static MARK: AtomicPtr<AtomicU8> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the mark by which [`is_forked_child`] knows. Called once, before any device is there.
+/// Sets the mark by which [`is_forked_child`] knows, unless it is set. Called before a device is there, and not before one is
+/// wanted: a daemon that forks first is the process that owns its devices.
 pub(crate) fn mark_process() -> io::Result<()> {
+    if !MARK.load(Ordering::Acquire).is_null() {
+        return Ok(());
+    }
     let page = page_size();
     let start = reserve(page, page, Reserve::Zeros)?;
     // SAFETY: one whole page of a reservation made here; AtomicU8 is valid over any byte, and the page is never unmapped.
@@ -132,7 +136,10 @@ pub(crate) fn mark_process() -> io::Result<()> {
         wipe_on_fork(start, page);
         (*start.cast::<AtomicU8>()).store(1, Ordering::Relaxed);
     }
-    MARK.store(start.cast(), Ordering::Release);
+    if MARK.compare_exchange(ptr::null_mut(), start.cast(), Ordering::Release, Ordering::Relaxed).is_err() {
+        // SAFETY: the page made here, which nobody knows: another thread's is the mark.
+        unsafe { libc::munmap(start.cast(), page) };
+    }
     Ok(())
 }
 

@@ -109,7 +109,6 @@ impl Region {
     }
 
     fn reserve() -> io::Result<Region> {
-        os::mark_process()?;
         // Where address space is limited, the program needs some of it for itself: at most half is ours.
         let most = os::address_space_limit().map_or(LARGEST, |limit| (limit / 2).min(LARGEST as u64) as usize);
         let mut len = if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 };

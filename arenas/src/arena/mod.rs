@@ -141,6 +141,10 @@ impl Arena {
         *lowest = from;
         loop {
             let mut start = (base + from).next_multiple_of(align) - base;
+            // Asked before the piece is: perhaps no multiple of the alignment has a piece's worth behind it.
+            if start + count > bits.slices {
+                return None;
+            }
             if count <= piece && start / piece != (start + count - 1) / piece {
                 // A multiple of `piece` is one of `align` too, unless the alignment is the larger one; then look again.
                 start = start.next_multiple_of(piece);
@@ -337,6 +341,17 @@ mod tests {
         assert_eq!(arena.claim(region, 12, 1, piece), Some((first + 20, true)));
         assert_eq!(arena.claim(region, 13, 1, piece), Some((first + 64, true)));
         assert_eq!(arena.claim(region, 40, 1, piece), Some((first + 77, true)));
+    }
+
+    #[test]
+    fn a_claim_that_fits_no_piece_at_its_alignment_ends() {
+        let region = Region::get().unwrap();
+        let first = region.take_run(9, 2).unwrap().unwrap() + 1;
+        let arena = Arena::prepare(first..first + 8, 0).unwrap();
+        // Two chunks, aligned to two, in an arena that begins between: each multiple of the alignment is amid a piece.
+        let align = 2 * SLICES_PER_CHUNK;
+        assert_eq!(arena.claim(region, align, align, align * SLICE), None);
+        assert!(arena.claim(region, align / 2, align, align * SLICE).is_some());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Devices come and go: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role.
 
-use super::{Arenas, LARGEST_ARENA, Role, arenas};
+use super::{Arenas, Role, arenas};
 use crate::arena::{Arena, State};
 use crate::device::{Device, Slotted};
 use crate::error::{AttachError, DetachError, RegisterError};
@@ -17,8 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(super) struct Attached {
     pub(super) slotted: Slotted,
     pub(super) registrar: Box<dyn Registrar>,
-    /// The length of the pieces in which arenas are registered with this device; a power of two from [`CHUNK`] on, or the
-    /// greatest `usize` there is.
+    /// The length of the pieces in which arenas are registered with this device; a power of two from [`CHUNK`] on.
     piece: usize,
     /// Whether its registrations count against the memlock limit.
     pub(super) memlocked: bool,
@@ -41,12 +40,10 @@ impl core::fmt::Debug for Attached {
     }
 }
 
-/// The largest power of two that a device registers at once; without end if it takes any arena whole.
+/// The largest power of two that a device registers at once. `max_len` is not 0.
 fn piece_length(max_len: u64) -> usize {
-    match usize::try_from(max_len) {
-        Ok(len) if len < LARGEST_ARENA => 1 << len.ilog2(),
-        _ => usize::MAX,
-    }
+    // An arena can be of any length, as a block can, so there is no limit that may be taken for none.
+    1 << max_len.ilog2()
 }
 
 /// Lets an arena be purged again, once no device has it.
@@ -81,6 +78,7 @@ impl Arenas {
             return Err(AttachError::HidesMemoryFromChildren { device: name() });
         }
         let region = Region::get().map_err(AttachError::NoMemory)?;
+        os::mark_process().map_err(AttachError::NoMemory)?;
         let mut role = self.role.lock();
         let slotted = Slotted::acquire(registrar.identity())?;
         if role.attached.iter().any(|other| other.slotted.device == slotted.device) {
@@ -144,6 +142,11 @@ impl Arenas {
         }
         let Attached { slotted, registrar, .. } = attached;
         slotted.release();
+        if os::is_forked_child() {
+            // What it would end is the parent's.
+            core::mem::forget(registrar);
+            return Ok(());
+        }
         let Some(source) = last else { return Ok(()) };
         // It may own the protection domain, which the memory region that is left still needs.
         core::mem::forget(registrar);
@@ -157,7 +160,7 @@ impl Arenas {
         role.attached.iter().map(|attached| (attached.slotted.device, attached.registrar.name().to_owned())).collect()
     }
 
-    /// Registers an arena with a device, piece by piece; all of it or nothing.
+    /// Registers an arena with a device, piece by piece; all of it or nothing. A child of fork has no device to do so.
     pub(super) fn register(
         &self,
         region: &Region,
@@ -173,6 +176,11 @@ impl Arenas {
             memlock: attached.memlocked.then(Memlock::now),
             source,
         };
+        if os::is_forked_child() {
+            return Err(refuse(io::Error::other(
+                "this process is a child of fork of the one that attached the device",
+            )));
+        }
         attached.slotted.prepare(arena.run()).map_err(refuse)?;
         let mut done = memory.start;
         for piece in attached.pieces(&memory) {
@@ -240,4 +248,17 @@ impl Arenas {
 /// Calls a registrar. A panic of its becomes an error: nothing may unwind through an allocator.
 fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the registrar panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_piece_is_longer_than_the_device_takes() {
+        for max_len in [CHUNK as u64, (3 << 20) - 1, 5 << 30, 16 << 30, (32 << 30) - 1, 1 << 50, u64::MAX] {
+            let piece = piece_length(max_len);
+            assert!(piece as u64 <= max_len && piece.is_power_of_two() && piece as u64 > max_len / 2, "{max_len}");
+        }
+    }
 }

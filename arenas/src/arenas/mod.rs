@@ -212,21 +212,25 @@ impl Arenas {
             return None;
         }
         let first = (address - region.base()) / SLICE;
-        let piece = PIECE / SLICE;
-        let begin = first - arena.run().start * SLICES_PER_CHUNK;
-        if new <= piece && begin / piece != (begin + new - 1) / piece {
+        if crosses_piece(arena, first, new) {
             return None;
         }
         let zero = arena.claim_exactly(region, first + old..first + new)?;
         Some(zero && !self.config.access.is_remote_writable())
     }
 
-    /// Gives back the tail of a span beyond `new` slices; `new` is at least 1.
-    pub fn shrink(&self, address: usize, old: usize, new: usize) {
-        let Some((region, arena)) = Region::existing().zip(Arena::of(address)) else { return };
+    /// Gives back the tail of a span beyond `new` slices; `new` is at least 1. Whether it did: a span that was too long for
+    /// one registration may lie where a shorter one must not, and is left as it is then.
+    #[must_use]
+    pub fn shrink(&self, address: usize, old: usize, new: usize) -> bool {
+        let Some((region, arena)) = Region::existing().zip(Arena::of(address)) else { return false };
         let first = (address - region.base()) / SLICE;
+        if crosses_piece(arena, first, new) {
+            return false;
+        }
         arena.free(region, first + new..first + old);
         self.purge_if_due(region, arena);
+        true
     }
 
     /// Gives dirty pages of an unpinned arena back once they are many. The caller holds a span of the arena.
@@ -294,7 +298,7 @@ impl Arenas {
             region.give_run(run);
             return Err(no_memory(source));
         }
-        if !role.attached.is_empty() {
+        if !role.attached.is_empty() && !os::is_forked_child() {
             // SAFETY: just opened, so it is writable.
             unsafe { os::prefault(start, bytes) };
         }
@@ -402,6 +406,12 @@ impl Arenas {
         }
         None
     }
+}
+
+/// Whether a span would lie across two pieces although it fits one. `first` is its first slice, in the region.
+fn crosses_piece(arena: &Arena, first: usize, slices: usize) -> bool {
+    let (begin, piece) = (first - arena.run().start * SLICES_PER_CHUNK, PIECE / SLICE);
+    slices <= piece && begin / piece != (begin + slices - 1) / piece
 }
 
 /// The tag of the heap to whose arenas `address` belongs.

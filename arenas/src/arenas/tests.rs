@@ -302,13 +302,29 @@ fn spans_grow_and_shrink_in_place_only_within_their_arena() {
     assert_eq!(heap.grow(span.address, 2, 8), Some(true));
     let next = heap.take(1, 1).unwrap();
     assert_eq!(heap.grow(span.address, 8, 9), None);
-    heap.shrink(span.address, 8, 2);
+    assert!(heap.shrink(span.address, 8, 2));
     let between = heap.take(6, 1).unwrap();
     assert_eq!((between.address, between.zero), (span.address + 2 * SLICE, false));
     assert_eq!(heap.grow(next.address, 1, FIRST_ARENA / SLICE), None);
     for (span, slices) in [(span, 2), (next, 1), (between, 6)] {
         heap.give(span.address, slices);
     }
+    assert_eq!(heap.close_all_empty().arenas, 1);
+}
+
+#[test]
+fn a_span_shortened_in_place_does_not_cross_a_piece() {
+    let heap = heap(true);
+    let piece = PIECE / SLICE;
+    let whole = heap.take(3 * piece, 1).unwrap();
+    heap.give(whole.address, whole.slices);
+    let before = heap.take(piece - 1, 1).unwrap();
+    let long = heap.take(piece + 1, 1).unwrap();
+    assert_eq!((before.address, long.address), (whole.address, whole.address + PIECE - SLICE));
+    assert!(!heap.shrink(long.address, long.slices, 2), "crosses, and is no longer than a piece");
+    assert!(heap.shrink(long.address, long.slices, 1));
+    heap.give(before.address, before.slices);
+    heap.give(long.address, 1);
     assert_eq!(heap.close_all_empty().arenas, 1);
 }
 

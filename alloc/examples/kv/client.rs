@@ -1,7 +1,7 @@
 //! The client: asks for every value once, in a scattered order, and uploads a new one between every few. What it asks for
 //! arrives in vectors of its own heap, and what it uploads leaves from there.
 
-use crate::fabric::{Link, Remote};
+use crate::fabric::{Done, Link, Remote};
 use crate::message::{ANSWER_LEN, DEPTH, Request};
 use crate::plan::Operation;
 use crate::reach::{Lease, Reach};
@@ -43,7 +43,12 @@ struct Flight {
     is_upload: bool,
     /// How many work requests of this flight are not done yet.
     pending: u32,
+    /// How many bytes came in answer.
+    received: usize,
 }
+
+/// Marks the ids of receives; the rest of an id is the slot.
+const RECEIVE: u64 = 1 << 32;
 
 /// Runs one loop over one link. The link is the first field: when it has been dropped, after an error too, the device is done
 /// with the others.
@@ -82,8 +87,9 @@ impl<'a> Client<'a> {
             self.start(slot, operations.next())?;
         }
         while self.slots.iter().any(|slot| slot.flight.is_some()) {
-            let slot = self.link.wait()? as usize;
-            if self.finish(slot)? {
+            let done = self.link.wait()?;
+            let slot = (done.id & !RECEIVE) as usize;
+            if self.finish(slot, done)? {
                 self.start(slot, operations.next())?;
             }
         }
@@ -103,22 +109,22 @@ impl<'a> Client<'a> {
                 let mut value = Vec::with_capacity(len);
                 let lease = self.reach.target(&mut value.spare_capacity_mut()[..len])?;
                 let place = lease.place;
-                slot.flight = Some(Flight { lease, value, seed, is_upload: false, pending: 2 });
+                slot.flight = Some(Flight { lease, value, seed, is_upload: false, pending: 2, received: 0 });
                 Request::Get { key: values::key(seed) }.write(&mut slot.request);
                 // SAFETY: as above; `value` is the target and not touched before `finish`.
-                unsafe { link.post_recv(id, place) }?;
+                unsafe { link.post_recv(id | RECEIVE, place) }?;
             }
             Some(Operation::Put(seed)) => {
                 let value = values::make(seed);
                 let lease = self.reach.source(&value)?;
                 let place = lease.place;
                 let (len, hash) = (value.len(), values::hash(&value));
-                slot.flight = Some(Flight { lease, value, seed, is_upload: true, pending: 3 });
+                slot.flight = Some(Flight { lease, value, seed, is_upload: true, pending: 3, received: 0 });
                 Request::Put { key: values::key(seed), upload: index, len, hash }.write(&mut slot.request);
                 slot.answer.clear();
                 // SAFETY: as above; `answer` is the target, and `value` the source.
                 unsafe {
-                    link.post_recv(id, slot.answer_lease.place)?;
+                    link.post_recv(id | RECEIVE, slot.answer_lease.place)?;
                     link.post_upload(id, place, self.uploads[index])?;
                 }
             }
@@ -128,22 +134,27 @@ impl<'a> Client<'a> {
     }
 
     /// Counts a completion; with the last one of its flight, looks at what came and answers `true`.
-    fn finish(&mut self, index: usize) -> Result<bool> {
+    fn finish(&mut self, index: usize, done: Done) -> Result<bool> {
         let slot = &mut self.slots[index];
         let flight = slot.flight.as_mut().ok_or("a completion without a request")?;
+        if done.id & RECEIVE != 0 {
+            flight.received = done.len as usize;
+        }
         flight.pending -= 1;
         if flight.pending > 0 {
             return Ok(false);
         }
-        let Some(Flight { lease, mut value, seed, is_upload, .. }) = slot.flight.take() else { unreachable!() };
+        let Some(Flight { lease, mut value, seed, is_upload, received, .. }) = slot.flight.take() else {
+            unreachable!()
+        };
         drop(lease);
         let right = if is_upload {
-            // SAFETY: the receive is done, and messages have exactly the length that was posted.
-            unsafe { slot.answer.set_len(ANSWER_LEN) };
+            // SAFETY: so many bytes have arrived, and not more than there was room for.
+            unsafe { slot.answer.set_len(received) };
             slot.answer[..] == values::hash(&value).to_le_bytes()
         } else {
             // SAFETY: as above.
-            unsafe { value.set_len(values::len(seed)) };
+            unsafe { value.set_len(received) };
             values::hash(&value) == self.hashes[seed as usize]
         };
         self.tally.operations += 1;

@@ -38,6 +38,15 @@ pub trait Fabric {
     fn connect(&self, peer: &mut Peer) -> Result<Box<dyn Link + '_>>;
 }
 
+/// Something posted that is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// The number with which it was posted.
+    pub id: u64,
+    /// How many bytes arrived, if it was a receive.
+    pub len: u32,
+}
+
 /// A connection. Messages arrive whole and in order; each lands in the receive that was posted first.
 ///
 /// Posting is unsafe, for the device works on the memory after the call. The caller's duty: until the id came back from
@@ -51,7 +60,7 @@ pub trait Link {
     /// The duty, for a source.
     unsafe fn post_send(&mut self, id: u64, source: Place) -> Result<()>;
 
-    /// Makes room for a message of exactly that length.
+    /// Makes room for a message of that length, or a shorter one.
     ///
     /// # Safety
     ///
@@ -73,6 +82,6 @@ pub trait Link {
     /// Nothing else uses the target during the call.
     unsafe fn land_upload(&mut self, target: Place) -> Result<()>;
 
-    /// Waits for something posted to be done, and gives its id. An error is final: the link can only be dropped.
-    fn wait(&mut self) -> Result<u64>;
+    /// Waits for something posted to be done. An error is final: the link can only be dropped.
+    fn wait(&mut self) -> Result<Done>;
 }

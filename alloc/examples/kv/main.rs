@@ -7,7 +7,7 @@
 //!
 //! The server keeps its values in a `HashMap<String, Vec<u8>>`, as any program would, and sends each from where it lies. The
 //! client receives into vectors of its own, and uploads others by RDMA WRITE. Neither copies a value for the device, and
-//! neither registers one: the allocator has done that already, an arena at a time. Then the same loop runs without it, each
+//! neither registers one: the allocator has done that already, an arena at a time. The same loop also runs without that, each
 //! message registering its memory, and the two are compared. At last everything is dropped, and nothing may stay pinned.
 //!
 //! What it takes to adopt rdmalloc is in this file: the static [`HEAP`], and the numbered steps in [`run_server`] and
@@ -31,7 +31,7 @@ mod sockets;
 mod values;
 
 use client::Client;
-use counted::Counted;
+use counted::{BY_HEAPS, BY_MESSAGES, Counted};
 use fabric::{Fabric, Place, Remote};
 use message::DEPTH;
 use outcome::{Figures, Loop, Outcome};
@@ -39,7 +39,7 @@ use peer::Peer;
 use plan::Options;
 use rdmalloc::{ArenaInfo, Heap, Rdmalloc};
 use reach::Reach;
-use report::{Progress, mib};
+use report::{Progress, mib, pinned_kib};
 use server::{Server, Store, Upload};
 use std::ffi::c_int;
 use std::ops::Range;
@@ -81,7 +81,7 @@ extern "C" fn main() -> c_int {
 
 fn run_server(options: &Options) -> Result<Outcome> {
     let fabric = options.open()?;
-    let registrar = Counted(fabric.registrar());
+    let registrar = Counted { inner: fabric.registrar(), counter: &BY_HEAPS };
 
     // The client is started, and prepares itself while the map is filled here. Nothing is registered yet.
     let name = format!("rdmalloc-kv-{}", std::process::id());
@@ -101,8 +101,8 @@ fn run_server(options: &Options) -> Result<Outcome> {
     //    and what it will hold when its arena is opened: the device reaches every Vec and String of this process.
     let started = Instant::now();
     let device = HEAP.attach(registrar.clone())?;
-    let (arenas, time) = (counted::registered(), started.elapsed());
-    say!("attached beneath them: {arenas} arenas registered in {time:.1?}");
+    let (arenas, time, pinned) = (BY_HEAPS.registered(), started.elapsed(), pinned_kib());
+    say!("attached beneath them: {arenas} arenas registered in {time:.1?}, VmPin {pinned} kB");
 
     // 2. What peers may write to is kept apart, in a heap that says so: no rkey opens anything of the global heap.
     let pool = Heap::builder().access(fabric.upload_access()).build()?;
@@ -119,8 +119,8 @@ fn run_server(options: &Options) -> Result<Outcome> {
     // 3. From now on, a message from the heap is one look-up of a key: see `Reach`. Without that, each value registers the
     //    memory it lies in for the time of its message. (Requests and answers do so once, as do the buffers for uploads.)
     //    The two take turns, so that whatever else the machine does meets both.
-    let ways = [Reach::Allocator(device), Reach::EachMessage(registrar)];
-    let mut service = Service { fabric: &*fabric, peer, store, uploads, ways, registered: [0; 2], by_heaps: 0 };
+    let ways = [Reach::Allocator(device), Reach::each_message(registrar)];
+    let mut service = Service { fabric: &*fabric, peer, store, uploads, ways, by_client: [0; 2] };
     let turns = service.warm_up(options)?;
     let mut loops = [Loop::default(); 2];
     for part in 0..PARTS {
@@ -136,21 +136,21 @@ fn run_server(options: &Options) -> Result<Outcome> {
     show_arenas("the server's heap for uploads", pool.arenas());
 
     // 4. When values are dropped, the arenas in which they were the last are deregistered, and only then given back.
-    let Service { peer, store, uploads, by_heaps, .. } = service;
-    let (values, bytes) = (store.len() as u64, server::bytes(&store));
+    let Service { peer, store, uploads, by_client, .. } = service;
+    let (values, bytes, by_heaps) = (store.len() as u64, server::bytes(&store), BY_HEAPS.registered() + by_client[0]);
     let [with_rdmalloc, each_message] = loops;
     let figures = Figures { values, bytes, with_rdmalloc, each_message, by_heaps };
     drop((store, uploads, pool));
     let trimmed = HEAP.trim();
-    let left = counted::registered() - counted::deregistered();
-    say!("dropped the values: {} arenas deregistered and closed, {left} still in use", trimmed.closed_arenas);
+    let (closed, open, pinned) = (trimmed.closed_arenas, trimmed.open_arenas, pinned_kib());
+    say!("dropped the values: {closed} arenas deregistered and closed, {open} still in use, VmPin {pinned} kB");
     HEAP.detach(device)?;
     Ok(Outcome::Server { control: peer.control, client, figures })
 }
 
 fn run_client(options: &Options, name: &str) -> Result<Outcome> {
     let fabric = options.open()?;
-    let registrar = Counted(fabric.registrar());
+    let registrar = Counted { inner: fabric.registrar(), counter: &BY_HEAPS };
     let mut peer = Peer::join(name)?;
     let device = HEAP.attach(registrar.clone())?;
 
@@ -163,7 +163,7 @@ fn run_client(options: &Options, name: &str) -> Result<Outcome> {
         uploads.push(Remote { addr, rkey: rkey.try_into()? });
     }
 
-    let ways = [Reach::Allocator(device), Reach::EachMessage(registrar)];
+    let ways = [Reach::Allocator(device), Reach::each_message(registrar)];
     loop {
         let [way, from, to] = peer.hear()?;
         if from == to {
@@ -172,7 +172,7 @@ fn run_client(options: &Options, name: &str) -> Result<Outcome> {
         let client = Client::new(fabric.connect(&mut peer)?, &ways[way as usize], &hashes, &uploads)?;
         peer.meet()?;
         let tally = client.run(plan::steps(options.values, from..to, &mut new_seeds))?;
-        peer.tell(&[tally.operations, tally.bytes, tally.wrong, counted::registered()])?;
+        peer.tell(&[tally.operations, tally.bytes, tally.wrong, BY_HEAPS.registered(), BY_MESSAGES.registered()])?;
     }
     HEAP.detach(device)?;
     Ok(Outcome::Client { control: peer.control })
@@ -188,10 +188,8 @@ struct Service<'a> {
     store: Store,
     uploads: Vec<Upload>,
     ways: [Reach; 2],
-    /// How many registrations server and client had made when the last loop ended.
-    registered: [u64; 2],
-    /// How many of them were arenas: all that were not made while messages registered.
-    by_heaps: u64,
+    /// How many registrations the client had made for each of the ways when the last loop ended.
+    by_client: [u64; 2],
 }
 
 impl Service<'_> {
@@ -212,28 +210,25 @@ impl Service<'_> {
 
     /// Serves the gets of some turns, and the puts between them, in one of the ways, and compares what both sides saw.
     fn run(&mut self, way: usize, turns: Range<u64>) -> Result<Loop> {
-        let (reach, before) = (&self.ways[way], counted::time());
-        let operations = plan::operations(&turns);
+        let (reach, operations) = (&self.ways[way], plan::operations(&turns));
+        let counter = reach.counter();
+        let before = (counter.registered(), counter.time(), self.by_client[way]);
         self.peer.tell(&[way as u64, turns.start, turns.end])?;
         let link = self.fabric.connect(&mut self.peer)?;
         let server = Server::new(link, reach, &mut self.store, &mut self.uploads, operations)?;
         self.peer.meet()?;
         let started = Instant::now();
         let tally = server.run(Progress::new(reach.name(), operations))?;
-        let (time, registering) = (started.elapsed(), counted::time() - before);
-        let [client_operations, client_bytes, client_wrong, client_registered] = self.peer.hear()?;
+        let time = started.elapsed();
+        let [client_operations, client_bytes, client_wrong, by_client @ ..] = self.peer.hear::<5>()?;
         let wrong = tally.wrong + client_wrong;
         if (client_operations, client_bytes) != (tally.operations, tally.bytes) || wrong > 0 {
             return Err(format!("{wrong} values arrived wrong, of {client_operations} that the client has seen").into());
         }
-        let registered = [counted::registered(), client_registered];
-        let registrations = [registered[0] - self.registered[0], registered[1] - self.registered[1]];
-        self.registered = registered;
-        if let Reach::Allocator(_) = reach {
-            self.by_heaps += registrations[0] + registrations[1];
-        }
-        let result = Loop { tally, time, registrations, registering };
-        say!("  {}: {operations} done, {}", reach.name(), result.rate());
+        self.by_client = by_client;
+        let registrations = [counter.registered() - before.0, by_client[way] - before.2];
+        let result = Loop { tally, time, registrations, registering: counter.time() - before.1 };
+        say!("  {}: {operations} of {operations}, {}", reach.name(), result.rate());
         Ok(result)
     }
 }

@@ -1,9 +1,10 @@
 //! The end: what is left of the work, whether the process has let go of everything, and the last line.
 
 use crate::client::Tally;
+use crate::counted::{BY_HEAPS, BY_MESSAGES};
 use crate::peer;
 use crate::report::{mib, pinned_kib, rate};
-use crate::{HEAP, Result, counted, say};
+use crate::{HEAP, Result, say};
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::time::Duration;
@@ -69,7 +70,8 @@ impl End {
     fn see() -> End {
         HEAP.trim();
         let arenas = HEAP.stats().arenas as u64;
-        let (registered, deregistered) = (counted::registered(), counted::deregistered());
+        let registered = BY_HEAPS.registered() + BY_MESSAGES.registered();
+        let deregistered = BY_HEAPS.ended() + BY_MESSAGES.ended();
         End { arenas, registered, deregistered, pinned_kib: pinned_kib() }
     }
 

@@ -4,7 +4,7 @@
 //! C; here it is the small rig that the project's tests use as well.
 
 use crate::Result;
-use crate::fabric::{Fabric, Link, Place, Remote};
+use crate::fabric::{Done, Fabric, Link, Place, Remote};
 use crate::message::DEPTH;
 use crate::peer::{PATIENCE, Peer};
 use rdma_sys::ibv_sge;
@@ -73,7 +73,8 @@ impl Link for Queue {
         Ok(()) // The write came before the message that told of it, on the same reliable connection.
     }
 
-    fn wait(&mut self) -> Result<u64> {
-        Ok(Queue::wait(self, PATIENCE)?.ok()?.id)
+    fn wait(&mut self) -> Result<Done> {
+        let completion = Queue::wait(self, PATIENCE)?.ok()?;
+        Ok(Done { id: completion.id, len: completion.len })
     }
 }

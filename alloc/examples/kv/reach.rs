@@ -2,7 +2,7 @@
 //! long before; without, each message registers its own and ends the registration when it is done.
 
 use crate::Result;
-use crate::counted::Counted;
+use crate::counted::{BY_HEAPS, BY_MESSAGES, Counted, Counter};
 use crate::fabric::Place;
 use rdmalloc::{Access, Device};
 use rdmalloc_arenas::{Registered, Registrar};
@@ -18,11 +18,24 @@ pub enum Reach {
 }
 
 impl Reach {
+    /// The second way, with the device of the first.
+    pub fn each_message(registrar: Counted) -> Reach {
+        Reach::EachMessage(Counted { counter: &BY_MESSAGES, ..registrar })
+    }
+
     /// What the reports call it.
     pub fn name(&self) -> &'static str {
         match self {
             Reach::Allocator(_) => "rdmalloc",
             Reach::EachMessage(_) => "one for each message",
+        }
+    }
+
+    /// Counts the registrations that are made for it.
+    pub fn counter(&self) -> &'static Counter {
+        match self {
+            Reach::Allocator(_) => &BY_HEAPS,
+            Reach::EachMessage(_) => &BY_MESSAGES,
         }
     }
 

@@ -37,7 +37,6 @@ struct Slot {
     state: State,
 }
 
-#[derive(PartialEq)]
 enum State {
     Receiving,
     Answering,
@@ -51,7 +50,8 @@ pub struct Server<'a> {
     reach: &'a Reach,
     store: &'a mut Store,
     uploads: &'a mut [Upload],
-    /// How many requests will come for which no receive is posted yet.
+    /// How many requests will come, and for how many of them no receive is posted yet.
+    operations: u64,
     to_receive: u64,
     tally: Tally,
 }
@@ -65,8 +65,8 @@ impl<'a> Server<'a> {
         uploads: &'a mut [Upload],
         operations: u64,
     ) -> Result<Server<'a>> {
-        let mut server =
-            Server { link, slots: Vec::new(), reach, store, uploads, to_receive: operations, tally: Tally::default() };
+        let (slots, tally) = (Vec::with_capacity(2 * DEPTH), Tally::default());
+        let mut server = Server { link, slots, reach, store, uploads, operations, to_receive: operations, tally };
         // Twice as many as the client has requests in flight: it may send the next one before our device has told us that
         // the last answer has arrived.
         for index in 0..2 * DEPTH {
@@ -83,11 +83,11 @@ impl<'a> Server<'a> {
 
     /// Answers all of them.
     pub fn run(mut self, mut progress: Progress) -> Result<Tally> {
-        let operations = self.to_receive + self.slots.len() as u64;
-        while self.tally.operations < operations {
-            let slot = self.link.wait()? as usize;
+        while self.tally.operations < self.operations {
+            let done = self.link.wait()?;
+            let slot = done.id as usize;
             match self.slots[slot].state {
-                State::Receiving => self.answer(slot)?,
+                State::Receiving => self.answer(slot, done.len as usize)?,
                 State::Answering => {
                     self.slots[slot].value_lease = None;
                     self.tally.operations += 1;
@@ -112,12 +112,12 @@ impl<'a> Server<'a> {
         unsafe { self.link.post_recv(index as u64, slot.request_lease.place) }
     }
 
-    /// Does what the request in a slot asks for.
-    fn answer(&mut self, index: usize) -> Result<()> {
+    /// Does what the request in a slot asks for, which has arrived with that length.
+    fn answer(&mut self, index: usize, len: usize) -> Result<()> {
         let slot = &mut self.slots[index];
         slot.state = State::Answering;
-        // SAFETY: the receive is done, and messages have exactly the length that was posted.
-        unsafe { slot.request.set_len(Request::LEN) };
+        // SAFETY: so many bytes have arrived, and not more than there was room for.
+        unsafe { slot.request.set_len(len) };
         let place = match Request::read(&slot.request).ok_or("a request that is none")? {
             Request::Get { key } => {
                 let value =

@@ -5,7 +5,7 @@
 //! bytes, so each direction of each works on one transfer at a time, and what is posted meanwhile waits in a queue.
 
 use crate::Result;
-use crate::fabric::{Fabric, Link, Place, Remote};
+use crate::fabric::{Done, Fabric, Link, Place, Remote};
 use crate::peer::{PATIENCE, Peer};
 use io_uring::{IoUring, opcode, types};
 use rdmalloc::Access;
@@ -65,7 +65,7 @@ struct Lane {
 }
 
 struct Transfer {
-    id: u64,
+    done: Done,
     /// What is still to be moved.
     rest: Place,
 }
@@ -81,12 +81,12 @@ struct SocketLink<'a> {
     messages: UnixStream,
     uploads: UnixStream,
     lanes: [Lane; 3],
-    finished: VecDeque<u64>,
+    finished: VecDeque<Done>,
 }
 
 impl SocketLink<'_> {
     fn post(&mut self, lane: usize, id: u64, place: Place) -> Result<()> {
-        self.lanes[lane].transfers.push_back(Transfer { id, rest: place });
+        self.lanes[lane].transfers.push_back(Transfer { done: Done { id, len: place.len }, rest: place });
         self.start(lane)
     }
 
@@ -126,7 +126,7 @@ impl SocketLink<'_> {
                 transfer.rest.addr += result as u64;
                 transfer.rest.len -= result as u32;
                 if transfer.rest.len == 0 {
-                    self.finished.push_back(transfer.id);
+                    self.finished.push_back(transfer.done);
                     lane.transfers.pop_front();
                 }
             }
@@ -175,17 +175,17 @@ impl Link for SocketLink<'_> {
     unsafe fn land_upload(&mut self, target: Place) -> Result<()> {
         const LANDED: u64 = u64::MAX;
         self.post(UPLOAD, LANDED, target)?;
-        while self.finished.back() != Some(&LANDED) {
+        while self.finished.back().is_none_or(|done| done.id != LANDED) {
             self.turn()?;
         }
         self.finished.pop_back();
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<u64> {
+    fn wait(&mut self) -> Result<Done> {
         loop {
-            if let Some(id) = self.finished.pop_front() {
-                return Ok(id);
+            if let Some(done) = self.finished.pop_front() {
+                return Ok(done);
             }
             self.turn()?;
         }

@@ -3,10 +3,9 @@
 //! Uses the opener of rdmalloc-arenas, rdma-sys, and what sysfs says about GIDs.
 
 use rdma_sys::{
-    ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr, ibv_port_state, ibv_query_device,
-    ibv_query_gid, ibv_query_port,
+    ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_state, ibv_query_device, ibv_query_gid,
 };
-use rdmalloc_arenas::registrar::verbs::{AsProtectionDomain, OpenError, ProtectionDomain, devices};
+use rdmalloc_arenas::registrar::verbs::{AsProtectionDomain, OpenError, ProtectionDomain, devices, fixes};
 use std::io::{Error, ErrorKind, Result};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -64,7 +63,7 @@ impl Domain {
             _ => Error::other(error),
         })?;
         // SAFETY: the context is open.
-        let port = unsafe { Port::find(domain.context().as_ptr(), domain.device_name()) }?;
+        let port = unsafe { Port::find(domain.context(), domain.device_name()) }?;
         Ok(Domain(Arc::new(Inner { domain, port })))
     }
 
@@ -94,26 +93,21 @@ impl Port {
     /// # Safety
     ///
     /// `context` is open.
-    unsafe fn find(context: *mut ibv_context, device: &str) -> Result<Port> {
+    unsafe fn find(context: NonNull<ibv_context>, device: &str) -> Result<Port> {
         let mut limits = MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: `context` is open and `limits` is writable.
-        check(unsafe { ibv_query_device(context, limits.as_mut_ptr()) })?;
+        check(unsafe { ibv_query_device(context.as_ptr(), limits.as_mut_ptr()) })?;
         // SAFETY: integers and byte arrays only, zeroed and then filled in.
         let limits = unsafe { limits.assume_init() };
         for number in 1..=limits.phys_port_cnt {
-            let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
-            // The symbol takes the shorter struct of an old ABI, which the current one begins with; what it does not
-            // know stays zero. (The C header replaces the call by an inline function that rdma-sys has wrong.)
-            // SAFETY: `context` is open; `attr` is writable and at least as long as what is written.
-            check(unsafe { ibv_query_port(context, number, attr.as_mut_ptr().cast()) })?;
-            // SAFETY: integers only, zeroed and then filled in.
-            let attr = unsafe { attr.assume_init() };
+            // SAFETY: `context` is open.
+            let attr = unsafe { fixes::query_port(context, number) }?;
             if attr.state != ibv_port_state::IBV_PORT_ACTIVE {
                 continue;
             }
             // SAFETY: `context` is open.
             let (gid_index, gid) =
-                unsafe { choose_gid(context, device, number, attr.gid_tbl_len.clamp(1, 255) as u8) }?;
+                unsafe { choose_gid(context.as_ptr(), device, number, attr.gid_tbl_len.clamp(1, 255) as u8) }?;
             let max_reads = limits.max_qp_rd_atom.clamp(1, 16) as u8;
             return Ok(Port { number, lid: attr.lid, mtu: attr.active_mtu, gid_index, gid, max_reads });
         }

@@ -33,7 +33,7 @@ impl Witness {
 
 // SAFETY: there is no device, so nothing touches the memory.
 unsafe impl Registrar for Witness {
-    fn register(&self, _: Range<usize>, _: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, _: Range<usize>, _: Access) -> io::Result<Registered> {
         let handle = self.0.fetch_add(1, Relaxed);
         Ok(Registered { keys: Keys { lkey: handle, rkey: handle }, handle: 1 })
     }

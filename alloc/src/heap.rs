@@ -38,8 +38,12 @@ pub(crate) const PHASE_UNUSED: u32 = 0;
 pub(crate) const PHASE_OPEN: u32 = 1;
 /// The last handle is gone; the heap ends with its last block.
 pub(crate) const PHASE_ENDING: u32 = 2;
+/// As ENDING, and a thread, which has this phase to itself, is looking whether a block is left.
+pub(crate) const PHASE_DRAINING: u32 = 3;
+/// As DRAINING, and a block has gone since that thread looked.
+pub(crate) const PHASE_AGAIN: u32 = 4;
 /// The last block is gone too; devices are being detached.
-pub(crate) const PHASE_ENDED: u32 = 3;
+pub(crate) const PHASE_ENDED: u32 = 5;
 
 impl Core {
     /// A core without arenas.
@@ -51,6 +55,11 @@ impl Core {
             handles: AtomicUsize::new(0),
             phase: AtomicU32::new(PHASE_UNUSED),
         }
+    }
+
+    /// Whether the last handle is gone, so that the block that was freed just now may have been the last.
+    fn is_ending(&self) -> bool {
+        matches!(self.phase.load(Relaxed), PHASE_ENDING | PHASE_DRAINING | PHASE_AGAIN)
     }
 
     /// A cache for a thread that begins: one that a thread has left, or a new one.
@@ -159,13 +168,13 @@ impl Core {
                         cache.rebook(&self.arenas, slab);
                     }
                     // Read under the lock that who ends the heap takes after it has set the phase.
-                    return self.phase.load(Relaxed) == PHASE_ENDING;
+                    return self.is_ending();
                 }
                 // SAFETY: the block is the caller's.
                 unsafe { free_remote(slab, block) };
                 // Without the lock: either who ends the heap sees the block, or this sees the phase.
                 fence(SeqCst);
-                self.phase.load(Relaxed) == PHASE_ENDING
+                self.is_ending()
             }
             Kind::Large(slices) => {
                 match shard.lock().as_ref() {
@@ -173,7 +182,7 @@ impl Core {
                     None => self.arenas.give(block.addr().get(), slices),
                 }
                 fence(SeqCst);
-                self.phase.load(Relaxed) == PHASE_ENDING
+                self.is_ending()
             }
         }
     }

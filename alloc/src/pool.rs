@@ -3,7 +3,7 @@
 use crate::Trimmed;
 use crate::buffer::Buffer;
 use crate::global::FIRST_HEAP_TAG;
-use crate::heap::{Core, PHASE_ENDED, PHASE_ENDING, PHASE_OPEN, PHASE_UNUSED};
+use crate::heap::{Core, PHASE_AGAIN, PHASE_DRAINING, PHASE_ENDED, PHASE_ENDING, PHASE_OPEN, PHASE_UNUSED};
 use crate::thread;
 use core::fmt;
 use core::ptr;
@@ -21,7 +21,7 @@ const MAX_HEAPS: usize = 4096;
 /// The cores of all heaps that were ever made; a core whose heap has ended serves another. Metadata, so in mappings of
 /// their own, for ever.
 static CORES: [AtomicPtr<Core>; MAX_HEAPS] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_HEAPS];
-/// Held while a heap is made or ends.
+/// Held while a heap is made.
 static CHANGE: Lock<()> = Lock::new(());
 
 /// A heap of its own: arenas with access flags of their own, out of which a program takes buffers.
@@ -216,21 +216,34 @@ pub(crate) fn core_of(address: usize) -> Option<&'static Core> {
 
 /// Ends a heap whose last handle is gone, once its last buffer is: closes its arenas, detaches its devices, and frees the
 /// core for another heap. A heap with memory that a device would not let go of stays as it is.
+///
+/// Devices are called, so no lock is held. One thread drains at a time; one that comes meanwhile, after having freed a block,
+/// has it look again.
 #[cold]
 pub(crate) fn end_if_empty(core: &Core) {
-    {
-        let _change = CHANGE.lock();
-        if core.phase.load(Relaxed) != PHASE_ENDING {
-            return;
-        }
+    // AcqRel throughout: who looks again sees what was freed before it was asked to.
+    let before = core.phase.fetch_update(AcqRel, Relaxed, |phase| match phase {
+        PHASE_ENDING => Some(PHASE_DRAINING),
+        PHASE_DRAINING | PHASE_AGAIN => Some(PHASE_AGAIN),
+        _ => None,
+    });
+    if before != Ok(PHASE_ENDING) {
+        return;
+    }
+    fence(SeqCst);
+    loop {
         core.drain(None);
         let stats = core.arenas.stats();
-        if stats.arenas + stats.stuck_arenas > 0 {
+        if stats.arenas + stats.stuck_arenas == 0 {
+            break;
+        }
+        if core.phase.compare_exchange(PHASE_DRAINING, PHASE_ENDING, AcqRel, Relaxed).is_ok() {
             return;
         }
-        core.phase.store(PHASE_ENDED, Relaxed);
+        core.phase.swap(PHASE_DRAINING, AcqRel);
     }
-    // Without the lock, since registrars are dropped; the phase makes this thread the only one to get here.
+    core.phase.store(PHASE_ENDED, Relaxed);
+    // The phase makes this thread the only one to get here.
     thread::inside(|| {
         for (device, _) in core.arenas.devices() {
             // No arena is open, so there is nothing that could fail.

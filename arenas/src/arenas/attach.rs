@@ -57,6 +57,9 @@ fn chunks(region: &Region, memory: &Range<usize>) -> Range<usize> {
     (memory.start - region.base()) / CHUNK..(memory.end - region.base()) / CHUNK
 }
 
+/// How an attachment ended, and what is left to drop.
+type TakenOut = (Result<(), DetachError>, Option<Box<dyn Registrar>>);
+
 impl Arenas {
     /// Attaches a device: registers every arena that is open, and from now on every arena that is opened.
     ///
@@ -107,11 +110,10 @@ impl Arenas {
         }
         let Err(error) = result else { return Ok(device) };
         self.counts.refusals.fetch_add(1, Relaxed);
-        let attached = role.attached.pop();
-        if let Some(attached) = attached {
-            // An arena that the device will not let go of is marked as kept by `take_out`.
-            let _ = self.take_out(region, attached, &all);
-        }
+        // An arena that the device will not let go of is marked as kept by `take_out`.
+        let left = role.attached.pop().map(|attached| self.take_out(region, attached, &all));
+        drop(role);
+        drop(left);
         Err(AttachError::Register(error))
     }
 
@@ -128,11 +130,14 @@ impl Arenas {
         let index = role.attached.iter().position(|attached| attached.slotted.device == device);
         let attached = role.attached.remove(index.ok_or(DetachError::NotAttached)?);
         let all: Vec<_> = arenas(&self.read()).collect();
-        self.take_out(region, attached, &all)
+        let (result, registrar) = self.take_out(region, attached, &all);
+        drop(role);
+        drop(registrar);
+        result
     }
 
-    /// The end of an attachment that is out of the role's list.
-    fn take_out(&self, region: &Region, attached: Attached, all: &[&'static Arena]) -> Result<(), DetachError> {
+    /// The end of an attachment that is out of the role's list; and its registrar, to be dropped without the role.
+    fn take_out(&self, region: &Region, attached: Attached, all: &[&'static Arena]) -> TakenOut {
         let (mut kept, mut bytes, mut last) = (0, 0, None);
         for arena in all {
             if let Err(source) = self.unregister(region, &attached, arena) {
@@ -145,12 +150,12 @@ impl Arenas {
         if os::is_forked_child() {
             // What it would end is the parent's.
             core::mem::forget(registrar);
-            return Ok(());
+            return (Ok(()), None);
         }
-        let Some(source) = last else { return Ok(()) };
+        let Some(source) = last else { return (Ok(()), Some(registrar)) };
         // It may own the protection domain, which the memory region that is left still needs.
         core::mem::forget(registrar);
-        Err(DetachError::Kept { arenas: kept, bytes, source })
+        (Err(DetachError::Kept { arenas: kept, bytes, source }), None)
     }
 
     /// The devices that are attached, with their names.

@@ -68,6 +68,12 @@ impl Cache {
         }
     }
 
+    /// What its slabs know it by: its address, which is at hand when a block is freed. Caches live for ever.
+    #[inline(always)]
+    pub(crate) fn name(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
     /// A block of `class`, if the current slab has a free one: the fast path.
     #[inline(always)]
     pub(crate) fn pop(&self, class: usize) -> Option<NonNull<u8>> {
@@ -123,7 +129,7 @@ impl Cache {
             None => {
                 let span = self.take(arenas, class::slices_of_class(class), 1)?;
                 // SAFETY: the span was just taken, with the slices of this class.
-                unsafe { Slab::create(span, class, self.id) }
+                unsafe { Slab::create(span, class, self.name(), self.id) }
             }
         };
         self.current[class].set(next);

@@ -169,7 +169,7 @@ unsafe impl GlobalAlloc for Rdmalloc {
             Kind::Large(slices) => return free_large(block, slices),
         };
         let cache = thread::current();
-        if slab.owner() == cache.id {
+        if slab.owner() == cache.name() {
             // SAFETY: the block is the caller's; the slab is this thread's cache's, and so this thread's.
             if unsafe { slab.push(block) } {
                 cache.rebook(&GLOBAL.arenas, slab);

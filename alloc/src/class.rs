@@ -69,6 +69,13 @@ fn aligned(size: usize, align: usize) -> usize {
     }
 }
 
+/// The class of a layout, if it is small or medium: what the fast path of an allocation asks.
+#[inline(always)]
+pub(crate) fn class_for(layout: Layout) -> Option<usize> {
+    let size = effective(layout.size(), layout.align());
+    (size <= MEDIUM_MAX).then(|| class_of(size))
+}
+
 /// The class that holds `size` bytes; `size` is at most [`MEDIUM_MAX`].
 #[inline(always)]
 pub(crate) fn class_of(size: usize) -> usize {

@@ -8,7 +8,7 @@
 //! ```
 
 use crate::cache::{Block, Cache};
-use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, kind_of, size_of_class};
+use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, class_for, kind_of, size_of_class};
 use crate::heap::{Core, free_remote};
 use crate::{slab, thread};
 use core::alloc::{GlobalAlloc, Layout};
@@ -149,12 +149,10 @@ impl Rdmalloc {
 unsafe impl GlobalAlloc for Rdmalloc {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if let Kind::Small(class) | Kind::Medium(class) = kind_of(layout)
-            && let Some(block) = thread::current().pop(class)
-        {
-            return block.as_ptr();
+        match class_for(layout).and_then(|class| thread::current().pop(class)) {
+            Some(block) => block.as_ptr(),
+            None => allocate_slow(layout),
         }
-        allocate(layout, false).map_or(ptr::null_mut(), |block| block.start.as_ptr())
     }
 
     #[inline]
@@ -221,9 +219,15 @@ unsafe impl GlobalAlloc for Rdmalloc {
     }
 }
 
-/// The slow way of an allocation.
+/// The slow way of `alloc`: what is inlined into programs ends in a jump here.
 #[cold]
 #[inline(never)]
+fn allocate_slow(layout: Layout) -> *mut u8 {
+    allocate(layout, false).map_or(ptr::null_mut(), |block| block.start.as_ptr())
+}
+
+/// The slow way of an allocation.
+#[cold]
 fn allocate(layout: Layout, zeroed: bool) -> Option<Block> {
     let Some(cache) = thread::own() else {
         let core = if thread::is_inside() { &INTERNAL } else { &GLOBAL };

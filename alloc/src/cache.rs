@@ -205,12 +205,9 @@ impl Cache {
     /// A span of the spare ones, or of an open arena.
     pub(crate) fn take(&self, arenas: &Arenas, slices: usize, align: usize) -> Result<Span, NoRoom> {
         if align == 1
-            && let Some(list) = self.spare.get(slices)
-            && let Some(spare) = list.get()
+            && let Some(address) = self.pop_spare(slices)
         {
-            list.set(spare.next.get());
-            self.spare_bytes.set(self.spare_bytes.get() - slices * SLICE);
-            return Ok(Span { address: spare.address(), slices, zero: false });
+            return Ok(Span { address, slices, zero: false });
         }
         let span = arenas.try_take(slices, align).map_err(|seen| NoRoom { slices, align, seen })?;
         // SAFETY: the span was just taken.
@@ -218,18 +215,31 @@ impl Cache {
         Ok(span)
     }
 
-    /// Keeps a span as a spare one, or gives it back to its arena.
+    /// A spare span of so many slices, aligned to one: its address.
     #[inline]
-    pub(crate) fn give(&self, arenas: &Arenas, address: usize, slices: usize) {
+    pub(crate) fn pop_spare(&self, slices: usize) -> Option<usize> {
+        let list = self.spare.get(slices)?;
+        let spare = list.get()?;
+        list.set(spare.next.get());
+        self.spare_bytes.set(self.spare_bytes.get() - slices * SLICE);
+        Some(spare.address())
+    }
+
+    /// Keeps a span as a spare one, if there is a place for it. It is this cache's then.
+    #[inline]
+    pub(crate) fn push_spare(&self, address: usize, slices: usize) -> bool {
         let bytes = self.spare_bytes.get() + slices * SLICE;
-        if let Some(list) = self.spare.get(slices)
-            && bytes <= SPARE_BYTES
-        {
-            // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
-            let header = unsafe { slab::header(address) };
-            header.next.set(list.replace(Some(header)));
-            self.spare_bytes.set(bytes);
-        } else {
+        let Some(list) = self.spare.get(slices).filter(|_| bytes <= SPARE_BYTES) else { return false };
+        // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
+        let header = unsafe { slab::header(address) };
+        header.next.set(list.replace(Some(header)));
+        self.spare_bytes.set(bytes);
+        true
+    }
+
+    /// Keeps a span as a spare one, or gives it back to its arena.
+    pub(crate) fn give(&self, arenas: &Arenas, address: usize, slices: usize) {
+        if !self.push_spare(address, slices) {
             arenas.give(address, slices);
         }
     }

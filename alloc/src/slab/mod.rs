@@ -26,7 +26,7 @@ mod remote;
 use crate::class;
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering::Relaxed};
 use rdmalloc_arenas::{SLICE, SLICE_META, Span, meta_of, slice_of};
 pub(crate) use remote::{Freed, Remote, Taken};
 
@@ -62,6 +62,8 @@ pub(crate) struct Slab {
     /// Which cache is the owner, by a number that this layer only compares. Beside what a free changes, so that the owner's
     /// free reads one cache line of the header, and others' compare-and-swaps do not take that line away.
     owner: Cell<usize>,
+    /// Of a large span: the tag of its heap. Only its holder asks; here, since freeing it changes `next`.
+    tag: Cell<u32>,
     /// Blocks that were ever in `free`, or handed out straight.
     carved: Cell<u32>,
     capacity: Cell<u32>,
@@ -84,8 +86,6 @@ struct Others {
     next_told: AtomicPtr<Slab>,
     /// In every slice of a slab: how many slices before it the slab begins.
     lead: AtomicU8,
-    /// Of a large span: the tag of its heap.
-    tag: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Slab>() == SLICE_META && align_of::<Slab>() <= SLICE_META);
@@ -96,6 +96,7 @@ pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     until_alarm: Cell::new(0u32.wrapping_sub(NEVER)),
     alarm: Cell::new(NEVER),
     owner: Cell::new(0),
+    tag: Cell::new(0),
     carved: Cell::new(0),
     capacity: Cell::new(0),
     block: Cell::new(0),
@@ -104,12 +105,7 @@ pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     zero: Cell::new(false),
     next: Cell::new(None),
     prev: Cell::new(None),
-    others: Others {
-        remote: Remote::none(),
-        next_told: AtomicPtr::new(ptr::null_mut()),
-        lead: AtomicU8::new(0),
-        tag: AtomicU32::new(0),
-    },
+    others: Others { remote: Remote::none(), next_told: AtomicPtr::new(ptr::null_mut()), lead: AtomicU8::new(0) },
 });
 
 /// See [`NO_SLAB`].
@@ -188,14 +184,14 @@ impl Slab {
         slab
     }
 
-    /// Notes in the header of a large span whose it is.
+    /// Notes in the header of a large span whose it is. The caller holds the span.
     pub(crate) fn set_tag(&self, tag: u32) {
-        self.others.tag.store(tag, Relaxed);
+        self.tag.set(tag);
     }
 
-    /// The tag of the heap of a large span.
+    /// The tag of the heap of a large span, which the caller holds.
     pub(crate) fn tag(&self) -> u32 {
-        self.others.tag.load(Relaxed)
+        self.tag.get()
     }
 
     /// Where it begins.

@@ -145,12 +145,10 @@ pub(crate) unsafe fn of_small(block: NonNull<u8>) -> &'static Slab {
 /// `block` is a block of a slab.
 #[inline(always)]
 pub(crate) unsafe fn of_block(block: NonNull<u8>) -> &'static Slab {
-    // SAFETY: a block lies in an open arena, and `create` wrote the lead of each of its slab's slices.
-    unsafe {
-        let slice = header(block.addr().get());
-        let lead = usize::from(slice.others.lead.load(Relaxed));
-        header(block.addr().get() - lead * SLICE)
-    }
+    let slice = meta_of(block.addr().get()).cast::<Slab>();
+    // SAFETY: a block lies in an open arena, so `slice` is a header, as `header` has it. `create` wrote its lead: the slab's
+    // header is so many before it, in the same table.
+    unsafe { &*slice.sub(usize::from((*slice).others.lead.load(Relaxed))) }
 }
 
 impl Slab {

@@ -68,10 +68,17 @@ impl Cache {
         }
     }
 
+    /// What its slabs know it by: its address, which is at hand when a block is freed. Caches live for ever.
+    #[inline(always)]
+    pub(crate) fn name(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
     /// A block of `class`, if the current slab has a free one: the fast path.
     #[inline(always)]
     pub(crate) fn pop(&self, class: usize) -> Option<NonNull<u8>> {
-        self.current[class].get().pop()
+        // `get`, since every class is in bounds, and a panic has no place here.
+        self.current.get(class)?.get().pop()
     }
 
     /// Memory for a layout, which is of this kind and wants this alignment in bytes.
@@ -123,7 +130,7 @@ impl Cache {
             None => {
                 let span = self.take(arenas, class::slices_of_class(class), 1)?;
                 // SAFETY: the span was just taken, with the slices of this class.
-                unsafe { Slab::create(span, class, self.id) }
+                unsafe { Slab::create(span, class, self.name(), self.id) }
             }
         };
         self.current[class].set(next);
@@ -198,12 +205,9 @@ impl Cache {
     /// A span of the spare ones, or of an open arena.
     pub(crate) fn take(&self, arenas: &Arenas, slices: usize, align: usize) -> Result<Span, NoRoom> {
         if align == 1
-            && let Some(list) = self.spare.get(slices)
-            && let Some(spare) = list.get()
+            && let Some(address) = self.pop_spare(slices)
         {
-            list.set(spare.next.get());
-            self.spare_bytes.set(self.spare_bytes.get() - slices * SLICE);
-            return Ok(Span { address: spare.address(), slices, zero: false });
+            return Ok(Span { address, slices, zero: false });
         }
         let span = arenas.try_take(slices, align).map_err(|seen| NoRoom { slices, align, seen })?;
         // SAFETY: the span was just taken.
@@ -211,18 +215,31 @@ impl Cache {
         Ok(span)
     }
 
-    /// Keeps a span as a spare one, or gives it back to its arena.
+    /// A spare span of so many slices, aligned to one: its address.
     #[inline]
-    pub(crate) fn give(&self, arenas: &Arenas, address: usize, slices: usize) {
+    pub(crate) fn pop_spare(&self, slices: usize) -> Option<usize> {
+        let list = self.spare.get(slices)?;
+        let spare = list.get()?;
+        list.set(spare.next.get());
+        self.spare_bytes.set(self.spare_bytes.get() - slices * SLICE);
+        Some(spare.address())
+    }
+
+    /// Keeps a span as a spare one, if there is a place for it. It is this cache's then.
+    #[inline]
+    pub(crate) fn push_spare(&self, address: usize, slices: usize) -> bool {
         let bytes = self.spare_bytes.get() + slices * SLICE;
-        if let Some(list) = self.spare.get(slices)
-            && bytes <= SPARE_BYTES
-        {
-            // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
-            let header = unsafe { slab::header(address) };
-            header.next.set(list.replace(Some(header)));
-            self.spare_bytes.set(bytes);
-        } else {
+        let Some(list) = self.spare.get(slices).filter(|_| bytes <= SPARE_BYTES) else { return false };
+        // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
+        let header = unsafe { slab::header(address) };
+        header.next.set(list.replace(Some(header)));
+        self.spare_bytes.set(bytes);
+        true
+    }
+
+    /// Keeps a span as a spare one, or gives it back to its arena.
+    pub(crate) fn give(&self, arenas: &Arenas, address: usize, slices: usize) {
+        if !self.push_spare(address, slices) {
             arenas.give(address, slices);
         }
     }

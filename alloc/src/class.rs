@@ -42,7 +42,7 @@ pub(crate) fn kind_of(layout: Layout) -> Kind {
     } else if size <= MEDIUM_MAX {
         Kind::Medium(class_of(size))
     } else {
-        Kind::Large(size.div_ceil(SLICE))
+        Kind::Large(slices_for(layout))
     }
 }
 
@@ -67,6 +67,19 @@ fn aligned(size: usize, align: usize) -> usize {
         // At most double, and a power of two divides itself.
         rounded.next_power_of_two()
     }
+}
+
+/// The slices of the span of a large layout.
+#[inline(always)]
+pub(crate) fn slices_for(layout: Layout) -> usize {
+    effective(layout.size(), layout.align()).div_ceil(SLICE)
+}
+
+/// The class of a layout, if it is small or medium: what the fast path of an allocation asks.
+#[inline(always)]
+pub(crate) fn class_for(layout: Layout) -> Option<usize> {
+    let size = effective(layout.size(), layout.align());
+    (size <= MEDIUM_MAX).then(|| class_of(size))
 }
 
 /// The class that holds `size` bytes; `size` is at most [`MEDIUM_MAX`].

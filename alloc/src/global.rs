@@ -8,7 +8,7 @@
 //! ```
 
 use crate::cache::{Block, Cache};
-use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, kind_of, size_of_class};
+use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, class_for, kind_of, size_of_class, slices_for};
 use crate::heap::{Core, free_remote};
 use crate::{slab, thread};
 use core::alloc::{GlobalAlloc, Layout};
@@ -149,12 +149,11 @@ impl Rdmalloc {
 unsafe impl GlobalAlloc for Rdmalloc {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if let Kind::Small(class) | Kind::Medium(class) = kind_of(layout)
-            && let Some(block) = thread::current().pop(class)
-        {
-            return block.as_ptr();
+        let Some(class) = class_for(layout) else { return allocate_large(layout) };
+        match thread::current().pop(class) {
+            Some(block) => block.as_ptr(),
+            None => allocate_slow(layout),
         }
-        allocate(layout, false).map_or(ptr::null_mut(), |block| block.start.as_ptr())
     }
 
     #[inline]
@@ -169,7 +168,7 @@ unsafe impl GlobalAlloc for Rdmalloc {
             Kind::Large(slices) => return free_large(block, slices),
         };
         let cache = thread::current();
-        if slab.owner() == cache.id {
+        if slab.owner() == cache.name() {
             // SAFETY: the block is the caller's; the slab is this thread's cache's, and so this thread's.
             if unsafe { slab.push(block) } {
                 cache.rebook(&GLOBAL.arenas, slab);
@@ -221,9 +220,26 @@ unsafe impl GlobalAlloc for Rdmalloc {
     }
 }
 
-/// The slow way of an allocation.
+/// A large block: from the spare spans, or the slow way.
+#[inline(never)]
+fn allocate_large(layout: Layout) -> *mut u8 {
+    if layout.align() <= SLICE
+        && let Some(address) = thread::current().pop_spare(slices_for(layout))
+    {
+        return ptr::with_exposed_provenance_mut(address);
+    }
+    allocate_slow(layout)
+}
+
+/// The slow way of `alloc`: what is inlined into programs ends in a jump here.
 #[cold]
 #[inline(never)]
+fn allocate_slow(layout: Layout) -> *mut u8 {
+    allocate(layout, false).map_or(ptr::null_mut(), |block| block.start.as_ptr())
+}
+
+/// The slow way of an allocation.
+#[cold]
 fn allocate(layout: Layout, zeroed: bool) -> Option<Block> {
     let Some(cache) = thread::own() else {
         let core = if thread::is_inside() { &INTERNAL } else { &GLOBAL };
@@ -255,13 +271,18 @@ unsafe fn free_elsewhere(slab: &'static slab::Slab, block: NonNull<u8>) {
 fn free_large(block: NonNull<u8>, slices: usize) {
     let address = block.addr().get();
     // SAFETY: a live block lies in an open arena.
-    if unsafe { slab::header(address) }.tag() == INTERNAL_TAG {
-        return INTERNAL.arenas.give(address, slices);
+    let tag = unsafe { slab::header(address) }.tag();
+    if tag == INTERNAL_TAG || !thread::existing().is_some_and(|cache| cache.push_spare(address, slices)) {
+        give_large(address, slices, tag);
     }
-    match thread::existing() {
-        Some(cache) => cache.give(&GLOBAL.arenas, address, slices),
-        None => GLOBAL.arenas.give(address, slices),
-    }
+}
+
+/// Gives the span of a large block back to its arena.
+#[cold]
+#[inline(never)]
+fn give_large(address: usize, slices: usize, tag: u32) {
+    let core = if tag == INTERNAL_TAG { &INTERNAL } else { &GLOBAL };
+    core.arenas.give(address, slices);
 }
 
 /// Whether a block serves for a new layout where it is; large ones grow and shrink for it.

@@ -161,7 +161,7 @@ impl Core {
                 let owner = slab.owner();
                 if let Some(shard) = shard.try_lock()
                     && let Some(cache) = shard.as_ref()
-                    && cache.id == owner
+                    && cache.name() == owner
                 {
                     // SAFETY: the block is the caller's, the slab this cache's, and the lock gives the cache to us.
                     if unsafe { slab.push(block) } {

@@ -10,11 +10,13 @@
 //! used + |free| + (capacity - carved) == capacity
 //! |remote| <= used                        blocks that others freed count as used until the owner has taken them
 //! state == Full  =>  used == capacity
-//! alarm == { Current: never, Partial: 0, Full: capacity - 1 }
+//! alarm == { Current: -1 (never), Partial: 0, Full: capacity - 1 }
+//! until_alarm == used - alarm                         kept in place of `used`
 //! ```
 //!
-//! `alarm` is the one number that a free compares `used` with: it goes off when a Partial slab has become empty and when a
-//! Full one has its first free block, and so the owner's free needs one comparison for both.
+//! The alarm goes off when `used` has come down to it: when a Partial slab has become empty, and when a Full one has its
+//! first free block. So the owner's free counts down one number, and whether its books change is whether that is zero: one
+//! instruction on memory and a branch.
 //!
 //! Links of free blocks lie in the blocks. A heap that peers may write must keep them out of line; the two functions that
 //! read and write links ([`Slab::pop`], [`Slab::push`] with [`link`]) are where this will differ.
@@ -24,7 +26,7 @@ mod remote;
 use crate::class;
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering::Relaxed};
 use rdmalloc_arenas::{SLICE, SLICE_META, Span, meta_of, slice_of};
 pub(crate) use remote::{Freed, Remote, Taken};
 
@@ -33,7 +35,7 @@ struct Free {
     next: *mut Free,
 }
 
-/// Never equal to `used` after a free.
+/// Never equal to `used`.
 const NEVER: u32 = u32::MAX;
 /// Blocks are carved in runs of about a page, so that a slab touches its memory as it is used.
 const CARVE: usize = 4096;
@@ -54,9 +56,14 @@ pub(crate) enum State {
 pub(crate) struct Slab {
     /// Free blocks, linked through themselves.
     free: Cell<*mut Free>,
-    /// Blocks that are out: handed out, and not yet back in the owner's hands.
-    used: Cell<u32>,
+    /// Frees until the alarm; with it, how many blocks are out: handed out, and not yet back in the owner's hands.
+    until_alarm: Cell<u32>,
     alarm: Cell<u32>,
+    /// Which cache is the owner, by a number that this layer only compares. Beside what a free changes, so that the owner's
+    /// free reads one cache line of the header, and others' compare-and-swaps do not take that line away.
+    owner: Cell<usize>,
+    /// Of a large span: the tag of its heap. Only its holder asks; here, since freeing it changes `next`.
+    tag: Cell<u32>,
     /// Blocks that were ever in `free`, or handed out straight.
     carved: Cell<u32>,
     capacity: Cell<u32>,
@@ -79,8 +86,6 @@ struct Others {
     next_told: AtomicPtr<Slab>,
     /// In every slice of a slab: how many slices before it the slab begins.
     lead: AtomicU8,
-    /// Of a large span: the tag of its heap.
-    tag: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Slab>() == SLICE_META && align_of::<Slab>() <= SLICE_META);
@@ -88,8 +93,10 @@ const _: () = assert!(size_of::<Slab>() == SLICE_META && align_of::<Slab>() <= S
 /// The header of no slab: full for ever, and never written. What a class has before it has its first.
 pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     free: Cell::new(ptr::null_mut()),
-    used: Cell::new(0),
+    until_alarm: Cell::new(0u32.wrapping_sub(NEVER)),
     alarm: Cell::new(NEVER),
+    owner: Cell::new(0),
+    tag: Cell::new(0),
     carved: Cell::new(0),
     capacity: Cell::new(0),
     block: Cell::new(0),
@@ -98,12 +105,7 @@ pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     zero: Cell::new(false),
     next: Cell::new(None),
     prev: Cell::new(None),
-    others: Others {
-        remote: Remote::none(),
-        next_told: AtomicPtr::new(ptr::null_mut()),
-        lead: AtomicU8::new(0),
-        tag: AtomicU32::new(0),
-    },
+    others: Others { remote: Remote::none(), next_told: AtomicPtr::new(ptr::null_mut()), lead: AtomicU8::new(0) },
 });
 
 /// See [`NO_SLAB`].
@@ -143,21 +145,20 @@ pub(crate) unsafe fn of_small(block: NonNull<u8>) -> &'static Slab {
 /// `block` is a block of a slab.
 #[inline(always)]
 pub(crate) unsafe fn of_block(block: NonNull<u8>) -> &'static Slab {
-    // SAFETY: a block lies in an open arena, and `create` wrote the lead of each of its slab's slices.
-    unsafe {
-        let slice = header(block.addr().get());
-        let lead = usize::from(slice.others.lead.load(Relaxed));
-        header(block.addr().get() - lead * SLICE)
-    }
+    let slice = meta_of(block.addr().get()).cast::<Slab>();
+    // SAFETY: a block lies in an open arena, so `slice` is a header, as `header` has it. `create` wrote its lead: the slab's
+    // header is so many before it, in the same table.
+    unsafe { &*slice.sub(usize::from((*slice).others.lead.load(Relaxed))) }
 }
 
 impl Slab {
-    /// Cuts a span into blocks of `class`, for `owner`. No block is carved yet.
+    /// Cuts a span into blocks of `class`, for `owner`, whose number for those who have to tell it is `id`. No block is carved
+    /// yet.
     ///
     /// # Safety
     ///
     /// The span is the caller's, and has the slices of a slab of that class.
-    pub(crate) unsafe fn create(span: Span, class: usize, owner: u32) -> &'static Slab {
+    pub(crate) unsafe fn create(span: Span, class: usize, owner: usize, id: u32) -> &'static Slab {
         let block = class::size_of_class(class);
         for slice in 0..span.slices {
             // SAFETY: the slices are the caller's.
@@ -167,26 +168,28 @@ impl Slab {
         // SAFETY: as above.
         let slab = unsafe { header(span.address) };
         slab.free.set(ptr::null_mut());
-        slab.used.set(0);
+        slab.owner.set(owner);
         slab.carved.set(0);
         slab.capacity.set((span.slices * SLICE / block) as u32);
         slab.block.set(block as u32);
         slab.class.set(class as u8);
         slab.slices.set(span.slices as u8);
         slab.zero.set(span.zero);
-        slab.others.remote.own(owner);
+        slab.others.remote.own(id);
+        slab.alarm.set(0);
+        slab.until_alarm.set(0);
         slab.set_state(State::Current);
         slab
     }
 
-    /// Notes in the header of a large span whose it is.
+    /// Notes in the header of a large span whose it is. The caller holds the span.
     pub(crate) fn set_tag(&self, tag: u32) {
-        self.others.tag.store(tag, Relaxed);
+        self.tag.set(tag);
     }
 
-    /// The tag of the heap of a large span.
+    /// The tag of the heap of a large span, which the caller holds.
     pub(crate) fn tag(&self) -> u32 {
-        self.others.tag.load(Relaxed)
+        self.tag.get()
     }
 
     /// Where it begins.
@@ -211,13 +214,22 @@ impl Slab {
 
     /// Its owner. Anyone who has a block of the slab may ask.
     #[inline(always)]
-    pub(crate) fn owner(&self) -> u32 {
-        self.others.remote.owner()
+    pub(crate) fn owner(&self) -> usize {
+        self.owner.get()
+    }
+
+    /// Blocks that are out.
+    fn used(&self) -> u32 {
+        self.until_alarm.get().wrapping_add(self.alarm.get())
+    }
+
+    fn set_used(&self, used: u32) {
+        self.until_alarm.set(used.wrapping_sub(self.alarm.get()));
     }
 
     /// Whether no block is out.
     pub(crate) fn is_unused(&self) -> bool {
-        self.used.get() == 0
+        self.used() == 0
     }
 
     /// Whether the slab waits in its owner's list of slabs to look at.
@@ -236,12 +248,14 @@ impl Slab {
 
     /// Moves it there; lists are the caller's business.
     pub(crate) fn set_state(&self, state: State) {
+        let used = self.used();
         self.alarm.set(match state {
             State::Current => NEVER,
             State::Partial => 0,
             // Not 0, since a slab has at least eight blocks.
             State::Full => self.capacity.get() - 1,
         });
+        self.set_used(used);
     }
 
     /// The owner takes a free block.
@@ -250,7 +264,7 @@ impl Slab {
         let block = NonNull::new(self.free.get())?;
         // SAFETY: what `free` links are free blocks of this slab, which only its owner touches: the caller.
         self.free.set(unsafe { block.as_ref().next });
-        self.used.set(self.used.get() + 1);
+        self.until_alarm.set(self.until_alarm.get().wrapping_add(1));
         Some(block.cast())
     }
 
@@ -265,9 +279,9 @@ impl Slab {
         // SAFETY: the block is the caller's, large enough and aligned for a link (16 bytes).
         unsafe { link(block, self.free.get()) };
         self.free.set(block.as_ptr());
-        let used = self.used.get() - 1;
-        self.used.set(used);
-        used == self.alarm.get()
+        let until_alarm = self.until_alarm.get().wrapping_sub(1);
+        self.until_alarm.set(until_alarm);
+        until_alarm == 0
     }
 
     /// Anyone gives a block back. Which owner has to be told.
@@ -307,7 +321,7 @@ impl Slab {
             // SAFETY: as above.
             unsafe { link(last, rest) };
         }
-        self.used.set(self.used.get() - taken.count);
+        self.set_used(self.used() - taken.count);
     }
 
     /// Puts about a page of new blocks into the list; at least one, or there is none left.
@@ -337,7 +351,7 @@ impl Slab {
             return None;
         }
         self.carved.set(carved + 1);
-        self.used.set(self.used.get() + 1);
+        self.set_used(self.used() + 1);
         let block = block_at(self.address() + carved as usize * self.block_size());
         NonNull::new(block.cast()).map(|block| (block, self.zero.get()))
     }

@@ -57,7 +57,7 @@ impl Remote<AtomicU64> {
 
 impl<A: Atomic64> Remote<A> {
     /// The owner; never changes while the slab has blocks out.
-    #[inline(always)]
+    #[cfg(test)]
     pub(crate) fn owner(&self) -> u32 {
         (self.0.load(Relaxed) >> 32) as u32
     }

@@ -60,8 +60,9 @@ pub struct Counted {
 
 // SAFETY: every promise is that of the inner registrar, to which everything is passed unchanged.
 unsafe impl Registrar for Counted {
-    fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
-        self.counter.count(&self.counter.registered, || self.inner.register(memory, access))
+    unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
+        // SAFETY: the caller's duty is the same.
+        self.counter.count(&self.counter.registered, || unsafe { self.inner.register(memory, access) })
     }
 
     fn deregister(&self, registered: Registered, memory: Range<usize>) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::process::Child;
 use std::time::Duration;
 
 /// What a process still has when its work is done. None of it is a block on the heap.
+#[expect(clippy::large_enum_variant, reason = "a box would be a block on the heap")]
 pub enum Outcome {
     Server { control: UnixStream, client: Child, figures: Figures },
     Client { control: UnixStream },

@@ -40,7 +40,9 @@ pub fn bench<R: Registrar>(criterion: &mut Criterion, handle: impl Fn() -> R) {
 
         // Each once, so that a small limit on locked memory skips a size and does not end the benches.
         let once = || -> Result<(), Box<dyn Error>> {
-            registrar.deregister(registrar.register(range.clone(), Access::LOCAL_WRITE)?, range.clone())?;
+            // SAFETY: the message outlives the registration.
+            let registered = unsafe { registrar.register(range.clone(), Access::LOCAL_WRITE)? };
+            registrar.deregister(registered, range.clone())?;
             Bounce::new(handle(), 2, size)?;
             device.key(heap.buffer(size)?.as_ptr())?;
             // SAFETY: the size is not zero.

@@ -42,7 +42,7 @@ struct Doing {
 
 // SAFETY: there is no device, so nothing touches the memory.
 unsafe impl Registrar for Doing {
-    fn register(&self, _: Range<usize>, _: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, _: Range<usize>, _: Access) -> io::Result<Registered> {
         self.at_register.iter().for_each(|action| action());
         let handle = self.calls.fetch_add(1, Relaxed);
         Ok(Registered { keys: Keys { lkey: handle, rkey: handle }, handle: handle.into() })

@@ -74,8 +74,10 @@ impl<'a> Client<'a> {
         for _ in 0..DEPTH {
             let request = Box::new([0; Request::LEN]);
             let mut answer = Vec::with_capacity(ANSWER_LEN);
-            let request_lease = reach.source(&request[..])?;
-            let answer_lease = reach.target(&mut answer.spare_capacity_mut()[..ANSWER_LEN])?;
+            // SAFETY: a slot drops the leases first.
+            let request_lease = unsafe { reach.source(&request[..]) }?;
+            // SAFETY: as above; and answers are looked at after a receive only.
+            let answer_lease = unsafe { reach.target(&mut answer.spare_capacity_mut()[..ANSWER_LEN]) }?;
             slots.push(Slot { request_lease, request, answer_lease, answer, flight: None });
         }
         Ok(Client { link, slots, reach, hashes, uploads, tally: Tally::default() })
@@ -107,7 +109,8 @@ impl<'a> Client<'a> {
                 // The client knows what it asks for, here by rule; other programs have an index.
                 let len = values::len(seed);
                 let mut value = Vec::with_capacity(len);
-                let lease = self.reach.target(&mut value.spare_capacity_mut()[..len])?;
+                // SAFETY: a flight drops the lease first, and nobody looks at the value before `finish`.
+                let lease = unsafe { self.reach.target(&mut value.spare_capacity_mut()[..len]) }?;
                 let place = lease.place;
                 slot.flight = Some(Flight { lease, value, seed, is_upload: false, pending: 2, received: 0 });
                 Request::Get { key: values::key(seed) }.write(&mut slot.request);
@@ -116,7 +119,8 @@ impl<'a> Client<'a> {
             }
             Some(Operation::Put(seed)) => {
                 let value = values::make(seed);
-                let lease = self.reach.source(&value)?;
+                // SAFETY: a flight drops the lease first.
+                let lease = unsafe { self.reach.source(&value) }?;
                 let place = lease.place;
                 let (len, hash) = (value.len(), values::hash(&value));
                 slot.flight = Some(Flight { lease, value, seed, is_upload: true, pending: 3, received: 0 });

@@ -61,7 +61,7 @@ pub struct Counted {
 // SAFETY: every promise is that of the inner registrar, to which everything is passed unchanged.
 unsafe impl Registrar for Counted {
     unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's duty is the same.
         self.counter.count(&self.counter.registered, || unsafe { self.inner.register(memory, access) })
     }
 

@@ -122,12 +122,16 @@ fn run_server(options: &Options) -> Result<Outcome> {
     let ways = [Reach::Allocator(device), Reach::each_message(registrar)];
     let mut service = Service { fabric: &*fabric, peer, store, uploads, ways, by_client: [0; 2] };
     let turns = service.warm_up(options)?;
-    let mut loops = [Loop::default(); 2];
+    let (mut loops, mut ratios) = ([Loop::default(); 2], Vec::new());
     for part in 0..PARTS {
-        for (way, sum) in loops.iter_mut().enumerate() {
-            sum.add(service.run(way, turns * part / PARTS..turns * (part + 1) / PARTS)?);
-        }
+        let turns = turns * part / PARTS..turns * (part + 1) / PARTS;
+        let pair = [service.run(0, turns.clone())?, service.run(1, turns)?];
+        let rates = [pair[0].rate(), pair[1].rate()];
+        say!("  part {} of {PARTS}: rdmalloc {}; one for each message {}", part + 1, rates[0], rates[1]);
+        ratios.push(pair[1].time.as_secs_f64() / pair[0].time.as_secs_f64());
+        loops.iter_mut().zip(pair).for_each(|(sum, part)| sum.add(part));
     }
+    ratios.sort_by(f64::total_cmp);
     service.peer.tell(&[0, 0, 0])?;
     for (way, sum) in service.ways.iter().zip(&loops) {
         sum.show(way.name());
@@ -139,7 +143,7 @@ fn run_server(options: &Options) -> Result<Outcome> {
     let Service { peer, store, uploads, by_client, .. } = service;
     let (values, bytes, by_heaps) = (store.len() as u64, server::bytes(&store), BY_HEAPS.registered() + by_client[0]);
     let [with_rdmalloc, each_message] = loops;
-    let figures = Figures { values, bytes, with_rdmalloc, each_message, by_heaps };
+    let figures = Figures { values, bytes, with_rdmalloc, each_message, by_heaps, ratio: ratios[ratios.len() / 2] };
     drop((store, uploads, pool));
     let trimmed = HEAP.trim();
     let (closed, open, pinned) = (trimmed.closed_arenas, trimmed.open_arenas, pinned_kib());
@@ -178,8 +182,8 @@ fn run_client(options: &Options, name: &str) -> Result<Outcome> {
     Ok(Outcome::Client { control: peer.control })
 }
 
-/// Each of the two loops is run in so many parts.
-const PARTS: u64 = 8;
+/// Each of the two loops is run in so many parts, each after its like of the other.
+const PARTS: u64 = 16;
 
 /// All that a loop of the server works with.
 struct Service<'a> {
@@ -198,7 +202,9 @@ impl Service<'_> {
     fn warm_up(&mut self, options: &Options) -> Result<u64> {
         const PATIENCE: Duration = Duration::from_secs(80);
         let trial = options.values / 25;
-        let time = self.run(0, 0..trial)?.time + self.run(1, 0..trial)?.time;
+        let pair = [self.run(0, 0..trial)?, self.run(1, 0..trial)?];
+        say!("  warm-up: rdmalloc {}; one for each message {}", pair[0].rate(), pair[1].rate());
+        let time = pair[0].time + pair[1].time;
         let possible = (trial as f64 * PATIENCE.as_secs_f64() / time.as_secs_f64()) as u64;
         if options.emulated && possible < options.values {
             say!(
@@ -227,9 +233,7 @@ impl Service<'_> {
         }
         self.by_client = by_client;
         let registrations = [counter.registered() - before.0, by_client[way] - before.2];
-        let result = Loop { tally, time, registrations, registering: counter.time() - before.1 };
-        say!("  {}: {operations} of {operations}, {}", reach.name(), result.rate());
-        Ok(result)
+        Ok(Loop { tally, time, registrations, registering: counter.time() - before.1 })
     }
 }
 

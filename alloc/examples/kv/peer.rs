@@ -75,7 +75,7 @@ impl Peer {
 /// [`Peer::tell`], when only the stream is left.
 pub fn tell(control: &mut UnixStream, numbers: &[u64]) -> Result<()> {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Ok(control.write_all(&bytes)?)
+    control.write_all(&bytes).map_err(gone)
 }
 
 /// [`Peer::hear`], when only the stream is left.
@@ -83,10 +83,14 @@ pub fn hear<const N: usize>(control: &mut UnixStream) -> Result<[u64; N]> {
     let mut numbers = [0; N];
     for number in &mut numbers {
         let mut bytes = [0; 8];
-        control.read_exact(&mut bytes).map_err(|error| format!("the other process is gone ({error})"))?;
+        control.read_exact(&mut bytes).map_err(gone)?;
         *number = u64::from_le_bytes(bytes);
     }
     Ok(numbers)
+}
+
+fn gone(error: std::io::Error) -> Box<dyn std::error::Error + Send + Sync> {
+    format!("the other process is gone, or silent ({error})").into()
 }
 
 /// Accepts, unless nobody comes.

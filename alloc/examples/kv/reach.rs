@@ -40,43 +40,57 @@ impl Reach {
     }
 
     /// The place of bytes that the device shall read.
-    pub fn source(&self, bytes: &[u8]) -> Result<Lease> {
+    ///
+    /// # Safety
+    ///
+    /// They stay allocated until the lease is dropped.
+    pub unsafe fn source(&self, bytes: &[u8]) -> Result<Lease> {
         match self {
             Reach::Allocator(device) => {
                 let sge = device.sge(bytes)?;
                 Ok(Lease { place: Place { addr: sge.addr(), len: sge.length(), lkey: sge.lkey() }, registration: None })
             }
-            Reach::EachMessage(registrar) => Lease::register(registrar, bytes.as_ptr_range()),
+            Reach::EachMessage(registrar) => {
+                let Range { start, end } = bytes.as_ptr_range();
+                // SAFETY: the caller's promise; and the device does no more than read.
+                unsafe { Lease::register(registrar, start.addr()..end.addr(), Access::LOCAL_READ) }
+            }
         }
     }
 
     /// The place of bytes that the device shall write.
-    pub fn target(&self, bytes: &mut [MaybeUninit<u8>]) -> Result<Lease> {
+    ///
+    /// # Safety
+    ///
+    /// They stay allocated until the lease is dropped, and are not used before the device is done.
+    pub unsafe fn target(&self, bytes: &mut [MaybeUninit<u8>]) -> Result<Lease> {
         match self {
             Reach::Allocator(device) => {
                 let sge = device.sge_mut(bytes)?;
                 Ok(Lease { place: Place { addr: sge.addr(), len: sge.length(), lkey: sge.lkey() }, registration: None })
             }
             Reach::EachMessage(registrar) => {
-                let bytes = bytes.as_mut_ptr_range();
-                Lease::register(registrar, bytes.start.cast_const().cast()..bytes.end.cast_const().cast())
+                let Range { start, end } = bytes.as_mut_ptr_range();
+                // SAFETY: the caller's promise.
+                unsafe { Lease::register(registrar, start.addr()..end.addr(), Access::LOCAL_WRITE) }
             }
         }
     }
 }
 
-/// A place for the time of one message, or longer. Dropped when the device is done with it; the memory outlives it.
+/// A place for the time of one message, or longer. Dropped when the device is done with it.
 pub struct Lease {
     pub place: Place,
     registration: Option<(Counted, Registered, Range<usize>)>,
 }
 
 impl Lease {
-    fn register(registrar: &Counted, bytes: Range<*const u8>) -> Result<Lease> {
-        // Heaps register whole arenas, so the trait asks for no more; both registrars here take any bytes.
-        let memory = bytes.start.addr()..bytes.end.addr();
-        // SAFETY: the bytes outlive the lease, whose drop deregisters them.
-        let registered = unsafe { registrar.register(memory.clone(), Access::LOCAL_WRITE)? };
+    /// # Safety
+    ///
+    /// The memory stays allocated until the lease is dropped, and nobody minds what the device does by its key.
+    unsafe fn register(registrar: &Counted, memory: Range<usize>, access: Access) -> Result<Lease> {
+        // SAFETY: the caller's promise.
+        let registered = unsafe { registrar.register(memory.clone(), access) }?;
         let place = Place { addr: memory.start as u64, len: memory.len().try_into()?, lkey: registered.keys.lkey };
         Ok(Lease { place, registration: Some((registrar.clone(), registered, memory)) })
     }

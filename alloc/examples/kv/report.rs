@@ -43,7 +43,7 @@ impl Progress {
         if now >= self.next {
             self.next = now + PERIOD;
             let (rate, Progress { name, operations, .. }) = (rate(tally, now - self.started), self);
-            say!("  {name}: {} of {operations}, {rate}", tally.operations);
+            say!("    {name}: {} of {operations}, {rate}", tally.operations);
         }
     }
 }

@@ -26,13 +26,15 @@
 
 mod completion;
 mod domain;
+mod endpoint;
 mod memory;
 mod queue;
 
 pub use completion::{Completion, Status};
 pub use domain::Domain;
+pub use endpoint::{Endpoint, exchange};
 pub use memory::Memory;
-pub use queue::{Depth, Endpoint, Queue, Remote, exchange};
+pub use queue::{Depth, Queue, Remote};
 
 /// Opens the first device, or says on standard output why the test that asked is skipped.
 ///

@@ -56,6 +56,9 @@ impl Options {
                 _ => return Err("usage: kv [--device NAME | --uring] [--emulated] [--values 64..1000000]".into()),
             }
         }
+        if uring && device.is_some() {
+            return Err("--device names a verbs device, and --uring uses none".into());
+        }
         let values = values.unwrap_or(50_000u64).clamp(64, 1_000_000);
         Ok(Options { device, uring, emulated, values, join })
     }

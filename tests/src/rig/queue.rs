@@ -1,7 +1,7 @@
 //! A reliable connected (RC) queue pair with a completion queue of its own: connect, post, poll. Uses [`Domain`].
 
 use super::domain::check;
-use super::{Completion, Domain};
+use super::{Completion, Domain, Endpoint};
 use rdma_sys::{
     ibv_access_flags as access, ibv_ack_cq_events, ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_create_comp_channel,
     ibv_create_cq, ibv_create_qp, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_get_cq_event, ibv_gid,
@@ -10,7 +10,7 @@ use rdma_sys::{
     ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
 };
 use std::hash::{BuildHasher, RandomState};
-use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::io::{Error, ErrorKind, Result};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -36,60 +36,6 @@ pub struct Remote {
     pub addr: u64,
     /// The key that the peer gave.
     pub rkey: u32,
-}
-
-/// Where a queue is reached: what the peer must know to connect to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Endpoint {
-    /// The number of the queue pair.
-    pub qpn: u32,
-    /// The first packet sequence number, 24 bits.
-    pub psn: u32,
-    /// The address of the port.
-    pub gid: [u8; 16],
-    /// The local identifier of the port; 0 on Ethernet.
-    pub lid: u16,
-    /// The path MTU of the port, as the number of `ibv_mtu`.
-    pub mtu: u8,
-}
-
-impl Endpoint {
-    /// The length of the form that travels.
-    pub const LEN: usize = 32;
-    const MAGIC: [u8; 5] = *b"rig-1";
-
-    /// The form that travels: big endian, with a mark by which the peer knows it.
-    pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[..5].copy_from_slice(&Self::MAGIC);
-        bytes[5] = self.mtu;
-        bytes[6..8].copy_from_slice(&self.lid.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.qpn.to_be_bytes());
-        bytes[12..16].copy_from_slice(&self.psn.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.gid);
-        bytes
-    }
-
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote; `None` if it is something else.
-    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Option<Endpoint> {
-        let four = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let gid = *bytes.last_chunk::<16>()?;
-        let lid = u16::from_be_bytes([bytes[6], bytes[7]]);
-        (bytes[..5] == Self::MAGIC).then(|| Endpoint { qpn: four(8), psn: four(12), gid, lid, mtu: bytes[5] })
-    }
-}
-
-/// Tells the peer at the other end of a byte stream one's own endpoint, and reads the peer's.
-///
-/// # Errors
-///
-/// The stream's; `InvalidData` if what came is no endpoint.
-pub fn exchange(stream: &mut (impl Read + Write), mine: Endpoint) -> Result<Endpoint> {
-    stream.write_all(&mine.to_bytes())?;
-    stream.flush()?;
-    let mut bytes = [0; Endpoint::LEN];
-    stream.read_exact(&mut bytes)?;
-    Endpoint::from_bytes(&bytes).ok_or_else(|| Error::new(ErrorKind::InvalidData, "the peer sent no endpoint"))
 }
 
 /// A reliable connected queue pair, and the completion queue of both its sides.
@@ -415,17 +361,4 @@ fn attributes(state: ibv_qp_state::Type) -> ibv_qp_attr {
     // SAFETY: integers and unions of them: all of which zeroes are valid for.
     let attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     ibv_qp_attr { qp_state: state, ah_attr: ah, ..attr }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoint_survives_the_wire() {
-        let endpoint =
-            Endpoint { qpn: 0x123456, psn: 0xabcdef, gid: std::array::from_fn(|i| i as u8), lid: 0x1234, mtu: 5 };
-        assert_eq!(Endpoint::from_bytes(&endpoint.to_bytes()), Some(endpoint));
-        assert_eq!(Endpoint::from_bytes(&[0; Endpoint::LEN]), None);
-    }
 }

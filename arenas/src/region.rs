@@ -124,8 +124,9 @@ impl Region {
         // The alignment costs as much address space while it is made, so a small region has a small one.
         let align = ALIGN.min(1 << (len / 16).max(CHUNK).ilog2());
         let base = os::reserve(len, align, Reserve::Nothing)?;
-        let tables =
-            Table::reserve(len / CHUNK).and_then(|chunks| Ok((chunks, Table::<SliceMeta>::reserve(len / SLICE)?)));
+        // Only arenas that are, or once were, open have metadata that anybody reads.
+        let tables = Table::reserve(len / CHUNK)
+            .and_then(|chunks| Ok((chunks, Table::<SliceMeta>::reserve_unreadable(len / SLICE)?)));
         let (chunks, meta) = match tables {
             Ok(tables) => tables,
             Err(error) => {

@@ -2,15 +2,17 @@
 //!
 //! One pointer per thread, read with one instruction in a program. It points to
 //!
-//! - [`NONE`], before the thread's first allocation and after its end;
+//! - [`NONE`], before the thread's first allocation;
+//! - [`ENDED`], after its end;
 //! - [`INSIDE`], while the thread is inside the arenas, where devices may be called: it must not meet its own half-done work
 //!   again, so what it allocates there comes from the internal heap, whose arenas are never registered;
 //! - else the thread's cache.
 //!
-//! The first two are caches that have nothing and own nothing, so the fast path needs no check: it finds no block and goes
+//! The first three are caches that have nothing and own nothing, so the fast path needs no check: it finds no block and goes
 //! the slow way. The pointer has no destructor, so it can be read as late as in the destructors of other thread-locals. The
-//! thread's end is told by a pthread key, whose destructors run after those of `thread_local!`; a thread that allocates
-//! still later takes a cache again, and is told again.
+//! thread's end is told by a pthread key, whose destructors run after those of `thread_local!`. What a thread allocates still
+//! later comes from the global heap's shards: were it to take a cache again, it would be told again only if there is another
+//! round of destructors, and there are but four.
 
 use crate::cache::Cache;
 use crate::caches::Owned;
@@ -28,13 +30,14 @@ struct Empty(Cache);
 unsafe impl Sync for Empty {}
 
 static NONE: Empty = Empty(Cache::new(0));
+static ENDED: Empty = Empty(Cache::new(0));
 static INSIDE: Empty = Empty(Cache::new(0));
 
 thread_local! {
     static CURRENT: Cell<NonNull<Cache>> = const { Cell::new(NonNull::from_ref(&NONE.0)) };
 }
 
-/// The thread's cache, or one of the two that have nothing.
+/// The thread's cache, or one of the three that have nothing.
 #[inline(always)]
 pub(crate) fn current() -> &'static Cache {
     // SAFETY: statics, and caches, live for ever.
@@ -47,13 +50,13 @@ pub(crate) fn is_inside() -> bool {
 }
 
 /// The thread's cache, if it has one and may use it now; takes one if the thread has none yet. `None`: it is inside the
-/// arenas, or there is no memory, or no way to learn of the thread's end.
+/// arenas, or at its end, or there is no memory, or no way to learn of the end.
 pub(crate) fn own() -> Option<&'static Cache> {
     let cache = current();
     if cache.id != 0 {
         return Some(cache);
     }
-    if is_inside() { None } else { adopt() }
+    if ptr::eq(cache, &NONE.0) { adopt() } else { None }
 }
 
 /// The thread's cache, if it has one and may use it now.
@@ -86,7 +89,7 @@ fn adopt() -> Option<&'static Cache> {
 
 /// The end of a thread that had a cache.
 extern "C" fn end(cache: *mut c_void) {
-    CURRENT.set(NonNull::from_ref(&NONE.0));
+    CURRENT.set(NonNull::from_ref(&ENDED.0));
     if let Some(cache) = NonNull::new(cache.cast()) {
         // SAFETY: the value that `adopt` set, of a thread that uses it no more.
         GLOBAL.leave(unsafe { Owned::from_raw(cache) });

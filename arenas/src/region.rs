@@ -36,7 +36,7 @@ pub const SLICE_META: usize = 128;
 const LARGEST: usize = 1 << 44;
 /// The smallest region that is worth having.
 const SMALLEST: usize = 1 << 25;
-/// The region's alignment, so that huge pages of every size may lie in it.
+/// The alignment of a region that is not small, so that huge pages of every size may lie in it.
 const ALIGN: usize = 1 << 30;
 
 /// Metadata of a slice, for whoever holds the span in which the slice lies. Never in registered memory.
@@ -111,19 +111,22 @@ impl Region {
     fn reserve() -> io::Result<Region> {
         // Where address space is limited, the program needs some of it for itself: at most half is ours.
         let most = os::address_space_limit().map_or(LARGEST, |limit| (limit / 2).min(LARGEST as u64) as usize);
-        let mut len = if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 };
+        let mut len = most / CHUNK * CHUNK;
         loop {
             match Region::reserve_exactly(len) {
-                Err(_) if len > SMALLEST => len /= 2,
+                Err(_) if len > SMALLEST => len = len / 2 / CHUNK * CHUNK,
                 result => return result,
             }
         }
     }
 
     fn reserve_exactly(len: usize) -> io::Result<Region> {
-        let base = os::reserve(len, ALIGN.min(len.max(CHUNK)), Reserve::Nothing)?;
-        let tables =
-            Table::reserve(len / CHUNK).and_then(|chunks| Ok((chunks, Table::<SliceMeta>::reserve(len / SLICE)?)));
+        // The alignment costs as much address space while it is made, so a small region has a small one.
+        let align = ALIGN.min(1 << (len / 16).max(CHUNK).ilog2());
+        let base = os::reserve(len, align, Reserve::Nothing)?;
+        // Only arenas that are, or once were, open have metadata that anybody reads.
+        let tables = Table::reserve(len / CHUNK)
+            .and_then(|chunks| Ok((chunks, Table::<SliceMeta>::reserve_unreadable(len / SLICE)?)));
         let (chunks, meta) = match tables {
             Ok(tables) => tables,
             Err(error) => {

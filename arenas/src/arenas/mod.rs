@@ -259,23 +259,17 @@ impl Arenas {
         let align = (align * SLICE).div_ceil(CHUNK);
         let open = self.open.load(Relaxed);
         self.close_empty(role, RETAIN.max(open / 8));
-        let policy = self.policy_size(role, open);
-        // Rather a small arena than none.
-        let sizes = [policy.max(needed), needed];
-        let mut result = self.open_exactly(region, role, sizes[0], align);
-        if result.is_err() && sizes[1] < sizes[0] {
-            result = self.open_exactly(region, role, sizes[1], align);
+        let memlocked = role.attached.iter().filter(|attached| attached.memlocked).count();
+        let policy = policy_size(region.len(), open, memlocked, Memlock::now().allows());
+        let mut result = self.open_exactly(region, role, policy.max(needed), align);
+        // Rather a small arena than none, and rather none in reserve.
+        if result.is_err() && needed < policy {
+            result = self.open_exactly(region, role, needed, align);
+        }
+        if result.is_err() && self.close_empty(role, 0).arenas > 0 {
+            result = self.open_exactly(region, role, needed, align);
         }
         result
-    }
-
-    /// An eighth of what is open, from 32 MiB (a quarter of what may still be pinned, if that is less) to 16 GiB.
-    fn policy_size(&self, role: &Role, open: usize) -> usize {
-        let memlock = Memlock::now();
-        let copies = role.attached.iter().filter(|attached| attached.memlocked).count().max(1) as u64;
-        let allowed = usize::try_from(memlock.allows() / copies / 4).unwrap_or(usize::MAX);
-        let size = (open / 8).clamp(FIRST_ARENA, LARGEST_ARENA).min(allowed);
-        (size / CHUNK * CHUNK).max(CHUNK)
     }
 
     fn open_exactly(&self, region: &Region, role: &Role, bytes: usize, align: usize) -> Result<(), TakeError> {
@@ -412,6 +406,18 @@ impl Arenas {
 fn crosses_piece(arena: &Arena, first: usize, slices: usize) -> bool {
     let (begin, piece) = (first - arena.run().start * SLICES_PER_CHUNK, PIECE / SLICE);
     slices <= piece && begin / piece != (begin + slices - 1) / piece
+}
+
+/// How many bytes the next arena shall have where `open` are open: an eighth of that, from 32 MiB (an eighth of the region, if
+/// that is less) to 16 GiB; but at most a quarter of what may still be pinned, `allows`, by each of `memlocked` devices.
+fn policy_size(region: usize, open: usize, memlocked: usize, allows: u64) -> usize {
+    let size = (open / 8).clamp(FIRST_ARENA.min(region / 8), LARGEST_ARENA);
+    // Without a device, what is open counts as it will once there is one.
+    let later = if memlocked == 0 { open as u64 } else { 0 };
+    let left = allows.saturating_sub(later) / memlocked.max(1) as u64;
+    // Where not even a chunk can be pinned, small arenas would only be many.
+    let most = if left < CHUNK as u64 { u64::MAX } else { left / 4 };
+    (size.min(usize::try_from(most).unwrap_or(usize::MAX)) / CHUNK * CHUNK).max(CHUNK)
 }
 
 /// The tag of the heap to whose arenas `address` belongs.

@@ -288,6 +288,16 @@ fn unpinned_free_memory_is_purged_and_pinned_memory_never() {
 }
 
 #[test]
+fn arenas_are_small_under_a_memlock_limit_and_few_beyond_it() {
+    let size = |open: usize, memlocked, allows: u64| policy_size(1 << 44, open << 20, memlocked, allows << 20) >> 20;
+    assert_eq!([size(0, 0, 1 << 40), size(1024, 0, 1 << 40), size(1 << 20, 3, 1 << 40)], [32, 128, 16 << 10]);
+    assert_eq!([size(0, 0, 8), size(4, 0, 8), size(0, 0, 0)], [2, 2, 32]);
+    assert_eq!([size(8, 0, 8), size(1024, 0, 8)], [32, 128], "thousands of arenas in a program that has no device");
+    assert_eq!([size(64, 1, 64), size(64, 2, 64), size(64, 2, 3)], [16, 8, 32]);
+    assert_eq!(policy_size(64 << 20, 0, 0, u64::MAX), 8 << 20);
+}
+
+#[test]
 fn memory_that_a_peer_could_write_is_never_called_zero() {
     let access = Access::REMOTE_WRITE;
     let config = Config { access, require_registration: true, serves_children: false, tag: 0 };

@@ -1,0 +1,46 @@
+//! The very end of threads: destructors of pthread keys that allocate, in every round that there is.
+
+use rdmalloc::Rdmalloc;
+use std::ffi::c_void;
+use std::sync::OnceLock;
+use std::thread;
+
+#[global_allocator]
+static HEAP: Rdmalloc = Rdmalloc::new();
+
+static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
+
+fn set(rounds_left: usize) {
+    // SAFETY: the key is never deleted; the value is a number to its destructor.
+    unsafe { libc::pthread_setspecific(KEY.get().copied().unwrap_or_default(), rounds_left as *const c_void) };
+}
+
+/// Uses memory of several kinds, and has itself called again.
+extern "C" fn late(rounds_left: *mut c_void) {
+    let blocks: Vec<_> = [10, 1000, 9000, 70_000].map(|size| vec![1u8; size]).into();
+    assert_eq!(blocks.iter().flatten().filter(|byte| **byte == 1).count(), 80_010);
+    if rounds_left.addr() > 1 {
+        set(rounds_left.addr() - 1);
+    }
+}
+
+#[test]
+fn destructors_of_keys_that_allocate_to_the_last_round_lose_nothing() {
+    KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: the pointer is to a local; the destructor has the signature.
+        assert_eq!(unsafe { libc::pthread_key_create(&raw mut key, Some(late)) }, 0);
+        key
+    });
+    let threads = |count| {
+        for _ in 0..count {
+            // The four rounds that POSIX demands, and one more than there are.
+            thread::spawn(|| set(5)).join().unwrap();
+        }
+        HEAP.trim();
+        HEAP.stats().taken_bytes
+    };
+    let before = threads(20);
+    let after = threads(400);
+    assert!(after < before + (4 << 20), "taken bytes grew from {before} to {after}");
+}

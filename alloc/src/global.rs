@@ -302,18 +302,22 @@ unsafe fn fits_in_place(block: NonNull<u8>, old: Layout, new: Layout) -> bool {
     match (kind_of(old), kind_of(new)) {
         (Kind::Small(from), Kind::Small(to)) => from == to || in_slab(),
         (Kind::Medium(from), Kind::Medium(to)) => from == to || in_slab(),
-        (Kind::Large(from), Kind::Large(to)) => {
-            let address = block.addr().get();
-            // SAFETY: a live block lies in an open arena.
-            let tag = unsafe { slab::header(address) }.tag();
-            let arenas = if tag == INTERNAL_TAG { &INTERNAL.arenas } else { &GLOBAL.arenas };
-            match to.cmp(&from) {
-                Ordering::Less => arenas.shrink(address, from, to),
-                Ordering::Equal => true,
-                Ordering::Greater => arenas.grow(address, from, to).is_some(),
-            }
-        }
+        (Kind::Large(from), Kind::Large(to)) => resize_large(block, from, to),
         _ => false,
+    }
+}
+
+/// Gives slices back at the end of a large block, or takes those behind it if they are free. Whether it was done.
+#[inline(never)]
+fn resize_large(block: NonNull<u8>, from: usize, to: usize) -> bool {
+    let address = block.addr().get();
+    // SAFETY: a live block lies in an open arena.
+    let tag = unsafe { slab::header(address) }.tag();
+    let arenas = if tag == INTERNAL_TAG { &INTERNAL.arenas } else { &GLOBAL.arenas };
+    match to.cmp(&from) {
+        Ordering::Less => arenas.shrink(address, from, to),
+        Ordering::Equal => true,
+        Ordering::Greater => arenas.grow(address, from, to).is_some(),
     }
 }
 

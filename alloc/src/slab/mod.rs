@@ -39,6 +39,9 @@ struct Free {
 const NEVER: u32 = u32::MAX;
 /// Blocks are carved in runs of about a page, so that a slab touches its memory as it is used.
 const CARVE: usize = 4096;
+/// Where the memory was touched before, there is less to save: at least so many blocks, so that blocks of a page and more do
+/// not go the slow way one by one.
+const CARVE_BLOCKS: usize = 16;
 
 /// Where a slab is in its owner's books.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -324,14 +327,15 @@ impl Slab {
         self.set_used(self.used() - taken.count);
     }
 
-    /// Puts about a page of new blocks into the list; at least one, or there is none left.
+    /// Puts a run of new blocks into the list; `false`: there is none left.
     pub(crate) fn carve(&self) -> bool {
         let (block, carved) = (self.block_size(), self.carved.get());
         let left = self.capacity.get() - carved;
         if left == 0 {
             return false;
         }
-        let count = left.min((CARVE / block).max(1) as u32);
+        let least = if self.zero.get() { 1 } else { CARVE_BLOCKS };
+        let count = left.min((CARVE / block).max(least) as u32);
         let mut next = self.free.get();
         for index in (carved..carved + count).rev() {
             let at = block_at(self.address() + index as usize * block);

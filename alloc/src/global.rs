@@ -127,6 +127,8 @@ impl Rdmalloc {
     /// Caches of this thread and of threads that have ended are emptied. A thread that lives keeps its cache: what others
     /// have freed into it is seen when that thread allocates again, or ends.
     pub fn trim(&self) -> Trimmed {
+        // Pinned by nobody, but its address space is the global heap's as well.
+        INTERNAL.drain(None);
         Trimmed::of(&GLOBAL, thread::existing())
     }
 

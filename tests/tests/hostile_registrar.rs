@@ -86,10 +86,10 @@ fn a_registrar_allocates_a_lot_and_frees_what_the_attaching_thread_has() {
         let at_register: Action = Box::new(move || {
             theirs.lock().unwrap().pop();
             mine.lock().unwrap().push(blocks());
-            drop((0..3).map(|_| vec![1u8; 40 << 20]).collect::<Vec<_>>());
+            drop((0..3).map(|_| vec![1u8; 10 << 20]).collect::<Vec<_>>());
         });
         let device = HEAP.attach(Doing { at_register: Some(at_register), ..Doing::default() }).unwrap();
-        let large: Vec<_> = (0..10).map(|number| vec![number; 50 << 20]).collect();
+        let large: Vec<_> = (0..4).map(|number| vec![number; 40 << 20]).collect();
         assert!(large.iter().all(|block| device.key(block.as_ptr()).is_ok()));
         let kept = std::mem::take(&mut *kept.lock().unwrap());
         let reason = Err(KeyError::NotRegistered(NotRegistered::OtherHeap));
@@ -156,4 +156,22 @@ fn a_heap_ends_while_another_does_and_heaps_are_made_meanwhile() {
         assert!(held.lock().unwrap().is_none());
         assert_eq!(device.key(place), Err(KeyError::Detached));
     });
+}
+
+#[test]
+fn what_a_registrar_has_freed_goes_back_to_the_kernel_by_trim() {
+    let _alone = alone();
+    let data = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() >> 10
+    };
+    HEAP.trim();
+    let before = data();
+    let at_register: Action = Box::new(|| drop(vec![1u8; 200 << 20]));
+    let device = HEAP.attach(Doing { at_register: Some(at_register), ..Doing::default() }).unwrap();
+    HEAP.detach(device).unwrap();
+    HEAP.trim();
+    let after = data();
+    assert!(after < before + 100, "{before} MiB of data before, {after} after");
 }

@@ -143,6 +143,7 @@ impl Arenas {
             if let Err(source) = self.unregister(region, &attached, arena) {
                 (kept, bytes, last) = (kept + 1, bytes + arena.len(), Some(source));
             }
+            attached.slotted.forgive(arena.run().start);
             unpin_if_unregistered(arena);
         }
         let Attached { slotted, registrar, .. } = attached;

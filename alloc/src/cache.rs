@@ -1,18 +1,20 @@
 //! A cache: all slabs and spare spans of one owner. Uses `slab`, `class` and the heap's arenas.
 //!
-//! A cache has one user at a time: a thread, or whoever holds the lock of a shard. Only that user touches it, but for the
-//! list of slabs that others freed into, and so its operations need no lock and no atomic read-modify-write, except where
-//! they take that list. A cache outlives its users: when a thread ends, its cache waits for the next thread with all its
+//! A cache has one user at a time: a thread (which a drain pass may displace for a moment, see `claim`), or whoever holds the
+//! lock of a shard. Only that user touches it, but for the list of slabs that others freed into, and so its fast operations
+//! need no lock and no atomic read-modify-write. A cache outlives its users: when a thread ends, its cache waits for the next thread with all its
 //! slabs, so a slab has the same owner for as long as it is a slab.
 //!
 //! A cache never opens an arena: it answers [`NoRoom`], and its user has room made while the cache is whole and unlocked.
 
 use crate::class::{self, CLASSES, Kind};
 use crate::slab::{self, NO_SLAB, Slab, State};
+use crate::thread::{self, Slot};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire};
 use crossbeam_utils::CachePadded;
+use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
 
 /// Spare spans up to this many slices (4 MiB) are kept, by their exact length.
@@ -29,6 +31,15 @@ pub(crate) struct NoRoom {
     pub(crate) align: usize,
     /// For [`Arenas::make_room`].
     pub(crate) seen: Seen,
+}
+
+/// What a sweep over caches has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Swept {
+    /// Slices that went back to their arenas.
+    pub(crate) slices: usize,
+    /// Caches that were passed over, since their threads were stopped in the middle of an operation.
+    pub(crate) busy: usize,
 }
 
 /// Memory that was allocated, and whether it is zero.
@@ -50,6 +61,14 @@ pub(crate) struct Cache {
     spare_bytes: Cell<usize>,
     /// The next cache in a list of caches without a user.
     pub(crate) next: Cell<Option<&'static Cache>>,
+    /// Locked by whoever uses the cache and is not its thread in a fast operation. Guards the next three.
+    pub(crate) gate: Lock<()>,
+    /// Whether threads use it, and not a shard.
+    pub(crate) threaded: Cell<bool>,
+    /// The slot of the thread that uses it now, which lives as long as this is not null.
+    user: Cell<*const Slot>,
+    /// A drain pass has asked for the cache to be flushed, and it has not been yet.
+    pub(crate) asked: Cell<bool>,
     /// Slabs that others freed into.
     told: CachePadded<AtomicPtr<Slab>>,
 }
@@ -64,6 +83,10 @@ impl Cache {
             spare: [const { Cell::new(None) }; SPARE_SLICES + 1],
             spare_bytes: Cell::new(0),
             next: Cell::new(None),
+            gate: Lock::new(()),
+            threaded: Cell::new(false),
+            user: Cell::new(ptr::null()),
+            asked: Cell::new(false),
             told: CachePadded::new(AtomicPtr::new(ptr::null_mut())),
         }
     }
@@ -72,6 +95,56 @@ impl Cache {
     #[inline(always)]
     pub(crate) fn name(&self) -> usize {
         ptr::from_ref(self).addr()
+    }
+
+    /// Says which thread uses the cache from now on; null: none.
+    pub(crate) fn set_user(&self, slot: *const Slot) {
+        let _gate = self.gate.lock();
+        self.threaded.set(true);
+        self.user.set(slot);
+    }
+
+    /// Flushes the cache as its thread goes.
+    pub(crate) fn leave(&self, arenas: &Arenas) {
+        let _gate = self.gate.lock();
+        self.asked.set(false);
+        self.flush(arenas);
+    }
+
+    fn user(&self) -> Option<&Slot> {
+        // SAFETY: the caller holds the gate, and a slot is there until its thread has locked the gate to say that it goes.
+        unsafe { self.user.get().as_ref() }
+    }
+
+    /// The first half of a drain pass's visit: asks for the cache. A heavy barrier comes between this and [`drain`](Self::drain).
+    pub(crate) fn ask(&self) {
+        let _gate = self.gate.lock();
+        if self.threaded.get() {
+            self.asked.set(true);
+            if let Some(slot) = self.user() {
+                thread::revoke(self, slot);
+            }
+        }
+    }
+
+    /// The second half: flushes the cache, unless its thread has done so itself, or is in the middle of an operation. Adds up
+    /// what went. `barrier`: whether there was one.
+    pub(crate) fn drain(&self, arenas: &Arenas, barrier: bool, swept: &mut Swept) {
+        let _gate = self.gate.lock();
+        if !self.asked.take() {
+            return;
+        }
+        match self.user() {
+            Some(slot) => {
+                if barrier && thread::is_revoked(slot) {
+                    swept.slices += self.flush(arenas);
+                } else {
+                    swept.busy += 1;
+                }
+                thread::restore(self, slot);
+            }
+            None => swept.slices += self.flush(arenas),
+        }
     }
 
     /// A block of `class`, if the current slab has a free one: the fast path.
@@ -137,12 +210,16 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes back a block of one of this cache's slabs, whose books must change: the slow end of a free.
+    /// Sees to the books of a slab of which a block was taken back: the slow end of a free. The slab may be another's by now,
+    /// or none: a drain pass may have come between.
     #[cold]
     pub(crate) fn rebook(&self, arenas: &Arenas, slab: &'static Slab) {
+        if slab.owner() != self.name() {
+            return;
+        }
         if slab.state() == State::Full {
             self.enlist(slab);
-        } else if slab.is_unused() {
+        } else if slab.state() == State::Partial && slab.is_unused() {
             self.retire(arenas, slab);
         }
     }
@@ -198,6 +275,7 @@ impl Cache {
     fn retire(&self, arenas: &Arenas, slab: &'static Slab) {
         if !slab.is_told() {
             self.unlist(slab);
+            slab.disown();
             self.give(arenas, slab.address(), slab.slices());
         }
     }
@@ -260,8 +338,18 @@ impl Cache {
                 self.retire(arenas, slab);
             }
         }
-        // A slab that was told of since is retired now.
+        // A slab that was told of since is retired now; and one of which the last block was freed, if its thread has not come
+        // to see to its books yet.
         self.look(arenas);
+        for list in &self.partial {
+            let mut at = list.get();
+            while let Some(slab) = at {
+                at = slab.next.get();
+                if slab.is_unused() {
+                    self.retire(arenas, slab);
+                }
+            }
+        }
         let mut given = 0;
         for (slices, list) in self.spare.iter().enumerate() {
             while let Some(spare) = list.get() {

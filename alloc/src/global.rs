@@ -7,7 +7,7 @@
 //!          else: one compare-and-swap into the slab's list of blocks that others freed
 //! ```
 
-use crate::cache::{Block, Cache};
+use crate::cache::Block;
 use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, class_for, kind_of, size_of_class, slices_for};
 use crate::heap::{Core, free_remote};
 use crate::{slab, thread};
@@ -76,11 +76,13 @@ pub struct Trimmed {
     pub open_bytes: usize,
     /// Arenas that a device would not let go of; mapped for ever.
     pub stuck_arenas: usize,
+    /// Threads whose caches were passed over, since they were stopped in the middle of an allocation. Try again.
+    pub busy_threads: usize,
 }
 
 impl Trimmed {
-    pub(crate) fn of(core: &Core, own: Option<&Cache>) -> Trimmed {
-        let closed = core.drain(own);
+    pub(crate) fn of(core: &Core) -> Trimmed {
+        let (closed, busy_threads) = core.drain();
         let stats = core.arenas.stats();
         Trimmed {
             closed_arenas: closed.arenas,
@@ -88,6 +90,7 @@ impl Trimmed {
             open_arenas: stats.arenas,
             open_bytes: stats.open_bytes,
             stuck_arenas: stats.stuck_arenas,
+            busy_threads,
         }
     }
 }
@@ -124,12 +127,12 @@ impl Rdmalloc {
 
     /// A drain pass: closes every arena in which nothing is in use. A closed arena is deregistered with every device first.
     ///
-    /// Caches of this thread and of threads that have ended are emptied. A thread that lives keeps its cache: what others
-    /// have freed into it is seen when that thread allocates again, or ends.
+    /// The caches of all threads are emptied first, also of those that sleep; only a thread that was stopped by the system in
+    /// the middle of an allocation keeps its cache, and is counted.
     pub fn trim(&self) -> Trimmed {
         // Pinned by nobody, but its address space is the global heap's as well.
-        INTERNAL.drain(None);
-        Trimmed::of(&GLOBAL, thread::existing())
+        INTERNAL.drain();
+        Trimmed::of(&GLOBAL)
     }
 
     /// Figures of the heap's arenas.
@@ -152,7 +155,7 @@ unsafe impl GlobalAlloc for Rdmalloc {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class_for(layout) else { return allocate_large(layout) };
-        match thread::current().pop(class) {
+        match thread::briefly(|cache| cache.pop(class)) {
             Some(block) => block.as_ptr(),
             None => allocate_slow(layout),
         }
@@ -169,15 +172,15 @@ unsafe impl GlobalAlloc for Rdmalloc {
             Kind::Medium(_) => unsafe { slab::of_block(block) },
             Kind::Large(slices) => return free_large(block, slices),
         };
-        let cache = thread::current();
-        if slab.owner() == cache.name() {
-            // SAFETY: the block is the caller's; the slab is this thread's cache's, and so this thread's.
-            if unsafe { slab.push(block) } {
-                cache.rebook(&GLOBAL.arenas, slab);
-            }
-        } else {
+        let freed = thread::briefly(|cache| {
+            // SAFETY: the block is the caller's; the slab is this thread's cache's, which is the thread's now.
+            (slab.owner() == cache.name()).then(|| unsafe { slab.push(block) })
+        });
+        match freed {
+            Some(false) => {}
+            Some(true) => rebook(slab),
             // SAFETY: the block is the caller's.
-            unsafe { free_elsewhere(slab, block) };
+            None => unsafe { free_elsewhere(slab, block) },
         }
     }
 
@@ -185,7 +188,7 @@ unsafe impl GlobalAlloc for Rdmalloc {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let quick = match kind_of(layout) {
             // From a page on, memory that was never used may be at hand; the slow way knows.
-            Kind::Small(class) if size_of_class(class) < 4096 => thread::current().pop(class),
+            Kind::Small(class) if size_of_class(class) < 4096 => thread::briefly(|cache| cache.pop(class)),
             _ => None,
         };
         let block = match quick {
@@ -226,7 +229,7 @@ unsafe impl GlobalAlloc for Rdmalloc {
 #[inline(never)]
 fn allocate_large(layout: Layout) -> *mut u8 {
     if layout.align() <= SLICE
-        && let Some(address) = thread::current().pop_spare(slices_for(layout))
+        && let Some(address) = thread::briefly(|cache| cache.pop_spare(slices_for(layout)))
     {
         return ptr::with_exposed_provenance_mut(address);
     }
@@ -243,20 +246,28 @@ fn allocate_slow(layout: Layout) -> *mut u8 {
 /// The slow way of an allocation.
 #[cold]
 fn allocate(layout: Layout, zeroed: bool) -> Option<Block> {
-    let Some(cache) = thread::own() else {
-        let core = if thread::is_inside() { &INTERNAL } else { &GLOBAL };
-        return core.allocate(layout, zeroed).ok();
-    };
     let kind = kind_of(layout);
     loop {
-        match cache.allocate(&GLOBAL.arenas, kind, layout.align(), zeroed) {
-            Ok(block) => return Some(block),
-            Err(want) => GLOBAL.make_room(want, Some(cache)).ok()?,
+        match thread::with_own(|cache| cache.allocate(&GLOBAL.arenas, kind, layout.align(), zeroed)) {
+            Some(Ok(block)) => return Some(block),
+            Some(Err(want)) => GLOBAL.make_room(want).ok()?,
+            None => {
+                let core = if thread::is_inside() { &INTERNAL } else { &GLOBAL };
+                return core.allocate(layout, zeroed).ok();
+            }
         }
     }
 }
 
-/// Frees a block whose slab is not this thread's.
+/// Sees to the books of a slab of this thread's, of which a block was freed.
+#[cold]
+#[inline(never)]
+fn rebook(slab: &'static slab::Slab) {
+    // A drain pass may have come between; `rebook` looks whose the slab is now.
+    thread::with_own(|cache| cache.rebook(&GLOBAL.arenas, slab));
+}
+
+/// Frees a block whose slab is another's, or this thread's that a drain pass has now.
 ///
 /// # Safety
 ///
@@ -264,8 +275,16 @@ fn allocate(layout: Layout, zeroed: bool) -> Option<Block> {
 #[cold]
 #[inline(never)]
 unsafe fn free_elsewhere(slab: &'static slab::Slab, block: NonNull<u8>) {
-    // SAFETY: the caller's promise.
-    unsafe { free_remote(slab, block) };
+    let own = thread::with_own_named(slab.owner(), |cache| {
+        // SAFETY: the block is the caller's; the slab is this cache's, whose gate is held.
+        if unsafe { slab.push(block) } {
+            cache.rebook(&GLOBAL.arenas, slab);
+        }
+    });
+    if !own {
+        // SAFETY: the block is the caller's.
+        unsafe { free_remote(slab, block) };
+    }
 }
 
 /// Frees a large block.
@@ -274,7 +293,7 @@ fn free_large(block: NonNull<u8>, slices: usize) {
     let address = block.addr().get();
     // SAFETY: a live block lies in an open arena.
     let tag = unsafe { slab::header(address) }.tag();
-    if tag == INTERNAL_TAG || !thread::existing().is_some_and(|cache| cache.push_spare(address, slices)) {
+    if tag == INTERNAL_TAG || !thread::briefly(|cache| cache.id != 0 && cache.push_spare(address, slices)) {
         give_large(address, slices, tag);
     }
 }

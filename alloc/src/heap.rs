@@ -5,16 +5,17 @@
 //! Both do the same with a cache that they have to themselves. No lock is held while an arena is opened, since that calls
 //! devices: a cache that finds no room says so, and the room is made after its lock is released.
 
-use crate::cache::{Block, Cache, NoRoom};
+use crate::cache::{Block, Cache, NoRoom, Swept};
 use crate::caches::{self, Idle, Owned};
 use crate::class::{Kind, kind_of};
+use crate::global::GLOBAL;
 use crate::slab::{self, Freed};
 use crate::thread;
 use core::alloc::Layout;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
 use crossbeam_utils::CachePadded;
-use rdmalloc_arenas::sync::Lock;
+use rdmalloc_arenas::sync::{Lock, asymmetric};
 use rdmalloc_arenas::{Arenas, Closed, Config, TakeError};
 use std::io;
 
@@ -70,31 +71,41 @@ impl Core {
 
     /// Takes the cache of a thread that ends.
     pub(crate) fn leave(&self, cache: Owned) {
-        cache.flush(&self.arenas);
+        cache.leave(&self.arenas);
         self.idle.lock().push(cache);
     }
 
-    /// Has room made for what a cache could not serve; `cache` is the caller's, if it has one.
+    /// Has room made for what a cache could not serve.
     ///
     /// First what caches hold without need is given back; an arena is opened if that is not enough.
-    pub(crate) fn make_room(&self, want: NoRoom, cache: Option<&Cache>) -> Result<(), TakeError> {
+    pub(crate) fn make_room(&self, want: NoRoom) -> Result<(), TakeError> {
         thread::inside(|| {
-            let own = cache.map_or(0, |cache| cache.flush(&self.arenas));
-            if own + self.flush() >= want.slices {
+            if self.sweep().slices >= want.slices {
                 return Ok(());
             }
             self.arenas.make_room(want.seen, want.slices, want.align)
         })
     }
 
-    /// Empties the caches that have no thread. Returns how many slices went back.
-    fn flush(&self) -> usize {
-        let mut given = 0;
-        self.idle.lock().for_each(|cache| given += cache.flush(&self.arenas));
+    /// Empties all caches of this heap: those of threads, idle ones, and shards.
+    fn sweep(&self) -> Swept {
+        let mut swept = Swept::default();
         for shard in &self.shards {
-            given += shard.lock().as_ref().map_or(0, |cache| cache.flush(&self.arenas));
+            swept.slices += shard.lock().as_ref().map_or(0, |cache| cache.flush(&self.arenas));
         }
-        given
+        if self.serves_threads() {
+            // One at a time, so that a cache asked for is drained by who asked.
+            static SWEEPING: Lock<()> = Lock::new(());
+            let _sweeping = SWEEPING.lock();
+            caches::for_each(Cache::ask);
+            let barrier = asymmetric::heavy() || !asymmetric::is_available();
+            caches::for_each(|cache| cache.drain(&self.arenas, barrier, &mut swept));
+        }
+        swept
+    }
+
+    fn serves_threads(&self) -> bool {
+        core::ptr::eq(self, &GLOBAL)
     }
 
     /// Lets go of the shards' caches, which hold nothing any more: other heaps may use them.
@@ -106,14 +117,11 @@ impl Core {
         }
     }
 
-    /// A drain pass: all that can be reached from this thread is emptied, and every arena without a block closed.
-    pub(crate) fn drain(&self, own: Option<&Cache>) -> Closed {
+    /// A drain pass: all caches are emptied, and every arena without a block is closed. With how many caches were passed over.
+    pub(crate) fn drain(&self) -> (Closed, usize) {
         thread::inside(|| {
-            if let Some(cache) = own {
-                cache.flush(&self.arenas);
-            }
-            self.flush();
-            self.arenas.close_all_empty()
+            let swept = self.sweep();
+            (self.arenas.close_all_empty(), swept.busy)
         })
     }
 
@@ -142,7 +150,7 @@ impl Core {
             };
             match result {
                 Ok(block) => return Ok(block),
-                Err(want) => self.make_room(want, None)?,
+                Err(want) => self.make_room(want)?,
             }
         }
     }

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! class    size classes: what a layout gets
+//! claim    how a thread uses its cache without a lock, and how a drain pass takes it away
 //! slab     blocks of one class in a span; blocks that others freed
 //! cache    all slabs of one owner; spare spans
 //! caches   all caches, by number
@@ -20,6 +21,7 @@
 mod buffer;
 mod cache;
 mod caches;
+mod claim;
 mod class;
 mod global;
 mod heap;

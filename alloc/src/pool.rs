@@ -167,7 +167,7 @@ impl Heap {
 
     /// A drain pass: closes every arena in which nothing is in use. A closed arena is deregistered with every device first.
     pub fn trim(&self) -> Trimmed {
-        Trimmed::of(self.core, None)
+        Trimmed::of(self.core)
     }
 
     /// Figures of the heap's arenas.
@@ -232,7 +232,7 @@ pub(crate) fn end_if_empty(core: &Core) {
     }
     fence(SeqCst);
     loop {
-        core.drain(None);
+        core.drain();
         let stats = core.arenas.stats();
         if stats.arenas + stats.stuck_arenas == 0 {
             break;

@@ -120,6 +120,25 @@ pub(crate) unsafe fn wipe_on_fork(start: *mut u8, len: usize) {
     unsafe { libc::madvise(start.cast(), len, libc::MADV_WIPEONFORK) };
 }
 
+/// Commands of membarrier(2), from `linux/membarrier.h`.
+const MEMBARRIER_PRIVATE_EXPEDITED: c_int = 1 << 3;
+const MEMBARRIER_REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
+
+fn membarrier(command: c_int) -> bool {
+    // SAFETY: membarrier touches no memory.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// Whether [`heavy_barrier`] can be had; asked once, before the first. Linux 4.14, and no filter of system calls against it.
+pub(crate) fn register_heavy_barrier() -> bool {
+    membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED) && membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+}
+
+/// A full barrier on every processor that runs a thread of this process. Whether it was done.
+pub(crate) fn heavy_barrier() -> bool {
+    membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+}
+
 static MARK: AtomicPtr<AtomicU8> = AtomicPtr::new(ptr::null_mut());
 
 /// Sets the mark by which [`is_forked_child`] knows, unless it is set. Called before a device is there, and not before one is

@@ -1,4 +1,4 @@
-//! The primitives under the protocols. Uses nothing below it.
+//! The primitives under the protocols. Uses `os` for the one barrier that is a system call.
 //!
 //! A protocol (the arena's word, the list of blocks that others freed) is written once, generic over [`Atomic64`]: the
 //! program runs it on the standard library's atomics, the models run the same code on loom's. So no `cfg` tells them apart.
@@ -73,5 +73,32 @@ impl<T> Lock<T> {
             Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
             Err(std::sync::TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+/// Barriers of two weights: one that costs nothing on a path that runs always, and one that pays for both on a path that runs
+/// seldom. A store before the one and a load after it are ordered against a store and a load around the other.
+pub mod asymmetric {
+    use crate::os;
+    use core::sync::atomic::{Ordering, compiler_fence};
+    use std::sync::OnceLock;
+
+    /// Whether the pair works here; where it does not (seccomp, kernels before 4.14), neither may be relied on.
+    #[must_use]
+    pub fn is_available() -> bool {
+        static AVAILABLE: OnceLock<bool> = OnceLock::new();
+        *AVAILABLE.get_or_init(os::register_heavy_barrier)
+    }
+
+    /// The light one: keeps the compiler from moving memory accesses across.
+    #[inline(always)]
+    pub fn light() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The heavy one, `membarrier(PRIVATE_EXPEDITED)`. Whether it was done.
+    #[must_use]
+    pub fn heavy() -> bool {
+        is_available() && os::heavy_barrier()
     }
 }

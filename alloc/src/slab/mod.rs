@@ -26,7 +26,7 @@ mod remote;
 use crate::class;
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rdmalloc_arenas::{SLICE, SLICE_META, Span, meta_of, slice_of};
 pub(crate) use remote::{Freed, Remote, Taken};
 
@@ -64,7 +64,7 @@ pub(crate) struct Slab {
     alarm: Cell<u32>,
     /// Which cache is the owner, by a number that this layer only compares. Beside what a free changes, so that the owner's
     /// free reads one cache line of the header, and others' compare-and-swaps do not take that line away.
-    owner: Cell<usize>,
+    owner: AtomicUsize,
     /// Of a large span: the tag of its heap. Only its holder asks; here, since freeing it changes `next`.
     tag: Cell<u32>,
     /// Blocks that were ever in `free`, or handed out straight.
@@ -98,7 +98,7 @@ pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     free: Cell::new(ptr::null_mut()),
     until_alarm: Cell::new(0u32.wrapping_sub(NEVER)),
     alarm: Cell::new(NEVER),
-    owner: Cell::new(0),
+    owner: AtomicUsize::new(0),
     tag: Cell::new(0),
     carved: Cell::new(0),
     capacity: Cell::new(0),
@@ -171,7 +171,7 @@ impl Slab {
         // SAFETY: as above.
         let slab = unsafe { header(span.address) };
         slab.free.set(ptr::null_mut());
-        slab.owner.set(owner);
+        slab.owner.store(owner, Relaxed);
         slab.carved.set(0);
         slab.capacity.set((span.slices * SLICE / block) as u32);
         slab.block.set(block as u32);
@@ -218,7 +218,7 @@ impl Slab {
     /// Its owner. Anyone who has a block of the slab may ask.
     #[inline(always)]
     pub(crate) fn owner(&self) -> usize {
-        self.owner.get()
+        self.owner.load(Relaxed)
     }
 
     /// Blocks that are out.
@@ -228,6 +228,11 @@ impl Slab {
 
     fn set_used(&self, used: u32) {
         self.until_alarm.set(used.wrapping_sub(self.alarm.get()));
+    }
+
+    /// Ends it as a slab: the span is about to be another's.
+    pub(crate) fn disown(&self) {
+        self.owner.store(0, Relaxed);
     }
 
     /// Whether no block is out.

@@ -86,8 +86,8 @@ impl Deref for Owned {
 pub(crate) fn told(id: u32) -> &'static AtomicPtr<crate::slab::Slab> {
     let (batch, place) = (id as usize / BATCH, id as usize % BATCH);
     // SAFETY: a number that a slab's word names was given to a cache, so it has been written there, for ever. Only the list,
-    // which is everyone's, is reached through the reference.
-    unsafe { &*ALL[batch].load(Acquire).add(place) }.told()
+    // which is everyone's, is reached through the reference. (The remainder changes nothing; it spares a panic's code.)
+    unsafe { &*ALL[batch % BATCHES].load(Acquire).add(place) }.told()
 }
 
 /// Each cache there is, whoever uses it.

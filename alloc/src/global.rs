@@ -5,6 +5,7 @@
 //!          else: what others freed, new blocks of the slab, another slab, a span of an open arena, a new arena
 //! dealloc  block -> its slab, by arithmetic -> mine: first in its list                              (inlined)
 //!          else: one compare-and-swap into the slab's list of blocks that others freed
+//! large    a spare span of the thread's cache, by its length, to and fro; else a span of an arena
 //! ```
 
 use crate::cache::Block;

@@ -30,7 +30,8 @@ use std::sync::OnceLock;
 struct Empty(Cache);
 
 // SAFETY: it owns no slab and no span, so every operation on it that does not fail at once is refused before it writes: `pop`
-// finds `NO_SLAB`, which is never written; spare spans are only put into caches with an id.
+// finds `NO_SLAB`, which is never written, `pop_spare` finds no span; whatever else there is looks at the id first, and does
+// not use it.
 unsafe impl Sync for Empty {}
 
 static NONE: Empty = Empty(Cache::new(0));

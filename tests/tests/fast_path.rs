@@ -153,7 +153,7 @@ fn owners_path_stays_short() {
         ("pair_4096", 24),
         ("pair_65536", 29),
         ("pair_4m", 52),
-        ("pair_any", 48),
+        ("pair_any", 44),
         ("batch_16", 32),
         ("batch_256", 42),
         ("batch_4096", 66),

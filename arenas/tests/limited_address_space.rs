@@ -24,7 +24,7 @@ fn heap() -> &'static Arenas {
 fn a_small_region_is_half_of_the_limit_and_serves_several_heaps_to_its_end() {
     let [a, b, c] = [heap(), heap(), heap()];
     let Err(TakeError::AddressSpace { region, .. }) = a.take(usize::MAX >> 16, 1) else { panic!("not refused") };
-    assert!(region >= LEFT / 2 && region <= LEFT, "{} MiB", region / MIB);
+    assert!((LEFT / 2..=LEFT).contains(&region), "{} MiB", region / MIB);
     // The first arena of one heap leaves room for those of others.
     let spans = [a, b, c].map(|heap| (heap, heap.take(1, 1).unwrap()));
     assert!(spans.iter().all(|(heap, _)| heap.stats().open_bytes <= region / 8));

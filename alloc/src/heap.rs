@@ -16,7 +16,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 use crossbeam_utils::CachePadded;
 use rdmalloc_arenas::sync::Lock;
-use rdmalloc_arenas::{Arenas, Closed, Config, TakeError};
+use rdmalloc_arenas::{Arenas, AttachError, Closed, Config, Device, Registrar, TakeError};
 use std::io;
 
 /// Shards of a heap. More than there are threads in the middle of an operation, mostly.
@@ -97,6 +97,17 @@ impl Core {
             }
             self.flush();
             self.arenas.close_all_empty()
+        })
+    }
+
+    /// Attaches a device; what caches hold without need is given back first, and not pinned.
+    pub(crate) fn attach(&self, device: impl Registrar, own: Option<&Cache>) -> Result<Device, AttachError> {
+        thread::inside(|| {
+            if let Some(cache) = own {
+                cache.flush(&self.arenas);
+            }
+            self.flush();
+            self.arenas.attach(Box::new(device))
         })
     }
 

@@ -151,7 +151,7 @@ impl Heap {
     ///
     /// [`AttachError`] says what was wanted and what to do; nothing has changed then, and the registrar is dropped.
     pub fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
-        thread::inside(|| self.core.arenas.attach(Box::new(device)))
+        self.core.attach(device, None)
     }
 
     /// Detaches a device: deregisters every arena from it. Buffers live on; the device's keys are dead.

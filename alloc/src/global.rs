@@ -112,7 +112,7 @@ impl Rdmalloc {
     ///
     /// [`AttachError`] says what was wanted and what to do; nothing has changed then, and the registrar is dropped.
     pub fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
-        thread::inside(|| GLOBAL.arenas.attach(Box::new(device)))
+        GLOBAL.attach(device)
     }
 
     /// Detaches a device: deregisters every arena from it. Blocks live on; the device's keys are dead.

@@ -1,5 +1,5 @@
 //! The core of a heap: its arenas, and the caches that have no thread: idle ones, and shards behind locks. Uses `cache`,
-//! `caches` and the arenas.
+//! `caches`, `phase` and the arenas.
 //!
 //! The global heap's threads each have a cache; a heap that a program makes, and the internal heap, are served from shards.
 //! Both do the same with a cache that they have to themselves. No lock is held while an arena is opened, since that calls
@@ -9,14 +9,15 @@ use crate::cache::{Block, Cache, NoRoom, Swept};
 use crate::caches::{self, Idle, Owned};
 use crate::class::{Kind, kind_of};
 use crate::global::GLOBAL;
+use crate::phase::Phase;
 use crate::slab::{self, Freed};
 use crate::thread;
 use core::alloc::Layout;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 use crossbeam_utils::CachePadded;
 use rdmalloc_arenas::sync::{Lock, asymmetric};
-use rdmalloc_arenas::{Arenas, Closed, Config, TakeError};
+use rdmalloc_arenas::{Arenas, AttachError, Closed, Config, Device, Registrar, TakeError};
 use std::io;
 
 /// Shards of a heap. More than there are threads in the middle of an operation, mostly.
@@ -29,22 +30,9 @@ pub(crate) struct Core {
     shards: [CachePadded<Lock<Option<Owned>>>; SHARDS],
     /// Handles to a heap that a program made.
     pub(crate) handles: AtomicUsize,
-    /// One of the `PHASE_` constants.
-    pub(crate) phase: AtomicU32,
+    /// Where the heap is in its life; unused in the global and the internal heap, which have no end.
+    pub(crate) phase: Phase,
 }
-
-/// The core is nobody's.
-pub(crate) const PHASE_UNUSED: u32 = 0;
-/// The heap has handles.
-pub(crate) const PHASE_OPEN: u32 = 1;
-/// The last handle is gone; the heap ends with its last block.
-pub(crate) const PHASE_ENDING: u32 = 2;
-/// As ENDING, and a thread, which has this phase to itself, is looking whether a block is left.
-pub(crate) const PHASE_DRAINING: u32 = 3;
-/// As DRAINING, and a block has gone since that thread looked.
-pub(crate) const PHASE_AGAIN: u32 = 4;
-/// The last block is gone too; devices are being detached.
-pub(crate) const PHASE_ENDED: u32 = 5;
 
 impl Core {
     /// A core without arenas.
@@ -54,13 +42,8 @@ impl Core {
             idle: Lock::new(Idle::new()),
             shards: [const { CachePadded::new(Lock::new(None)) }; SHARDS],
             handles: AtomicUsize::new(0),
-            phase: AtomicU32::new(PHASE_UNUSED),
+            phase: Phase::unused(),
         }
-    }
-
-    /// Whether the last handle is gone, so that the block that was freed just now may have been the last.
-    fn is_ending(&self) -> bool {
-        matches!(self.phase.load(Relaxed), PHASE_ENDING | PHASE_DRAINING | PHASE_AGAIN)
     }
 
     /// A cache for a thread that begins: one that a thread has left, or a new one.
@@ -125,6 +108,14 @@ impl Core {
         })
     }
 
+    /// Attaches a device; what caches hold without need is given back first, and not pinned.
+    pub(crate) fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
+        thread::inside(|| {
+            self.sweep();
+            self.arenas.attach(Box::new(device))
+        })
+    }
+
     /// Memory for a layout, from a shard.
     pub(crate) fn allocate(&self, layout: Layout, zeroed: bool) -> Result<Block, TakeError> {
         let kind = kind_of(layout);
@@ -176,13 +167,13 @@ impl Core {
                         cache.rebook(&self.arenas, slab);
                     }
                     // Read under the lock that who ends the heap takes after it has set the phase.
-                    return self.is_ending();
+                    return self.phase.is_ending();
                 }
                 // SAFETY: the block is the caller's.
                 unsafe { free_remote(slab, block) };
                 // Without the lock: either who ends the heap sees the block, or this sees the phase.
                 fence(SeqCst);
-                self.is_ending()
+                self.phase.is_ending()
             }
             Kind::Large(slices) => {
                 match shard.lock().as_ref() {
@@ -190,7 +181,7 @@ impl Core {
                     None => self.arenas.give(block.addr().get(), slices),
                 }
                 fence(SeqCst);
-                self.is_ending()
+                self.phase.is_ending()
             }
         }
     }

@@ -8,6 +8,7 @@
 //! slab     blocks of one class in a span; blocks that others freed
 //! cache    all slabs of one owner; spare spans
 //! caches   all caches, by number
+//! phase    where a heap is in its life
 //! heap     the core of a heap: its arenas, and the caches that have no thread
 //! thread   which cache is mine
 //! global   the GlobalAlloc
@@ -25,6 +26,7 @@ mod claim;
 mod class;
 mod global;
 mod heap;
+mod phase;
 mod pool;
 mod slab;
 mod thread;

@@ -3,7 +3,7 @@
 use crate::Trimmed;
 use crate::buffer::Buffer;
 use crate::global::FIRST_HEAP_TAG;
-use crate::heap::{Core, PHASE_AGAIN, PHASE_DRAINING, PHASE_ENDED, PHASE_ENDING, PHASE_OPEN, PHASE_UNUSED};
+use crate::heap::Core;
 use crate::thread;
 use core::fmt;
 use core::ptr;
@@ -101,7 +101,7 @@ impl Builder {
             let mut place = slot.load(Acquire);
             // SAFETY: a core that is in its slot lives for ever.
             match unsafe { place.as_ref() } {
-                Some(core) if core.phase.load(Acquire) != PHASE_UNUSED => continue,
+                Some(core) if !core.phase.is_unused() => continue,
                 // SAFETY: the core is of a heap that has ended: it has no arena, no device, no cache, and nobody who looks at
                 // its arenas. Its phase, which a late buffer may still read, stays in place.
                 Some(_) => drop(unsafe { ptr::replace(&raw mut (*place).arenas, Arenas::new(config(index))) }),
@@ -116,7 +116,7 @@ impl Builder {
             // SAFETY: written above, or before; lives for ever.
             let core = unsafe { &*place };
             core.handles.store(1, Relaxed);
-            core.phase.store(PHASE_OPEN, Release);
+            core.phase.open();
             slot.store(place, Release);
             return Ok(Heap { core });
         }
@@ -151,7 +151,7 @@ impl Heap {
     ///
     /// [`AttachError`] says what was wanted and what to do; nothing has changed then, and the registrar is dropped.
     pub fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
-        thread::inside(|| self.core.arenas.attach(Box::new(device)))
+        self.core.attach(device)
     }
 
     /// Detaches a device: deregisters every arena from it. Buffers live on; the device's keys are dead.
@@ -193,7 +193,7 @@ impl Clone for Heap {
 impl Drop for Heap {
     fn drop(&mut self) {
         if self.core.handles.fetch_sub(1, AcqRel) == 1 {
-            self.core.phase.store(PHASE_ENDING, SeqCst);
+            self.core.phase.begin_end();
             // Either a buffer that goes meanwhile sees the phase, or its block is seen here.
             fence(SeqCst);
             end_if_empty(self.core);
@@ -217,32 +217,24 @@ pub(crate) fn core_of(address: usize) -> Option<&'static Core> {
 /// Ends a heap whose last handle is gone, once its last buffer is: closes its arenas, detaches its devices, and frees the
 /// core for another heap. A heap with memory that a device would not let go of stays as it is.
 ///
-/// Devices are called, so no lock is held. One thread drains at a time; one that comes meanwhile, after having freed a block,
-/// has it look again.
+/// Devices are called, so no lock is held; see `phase`.
 #[cold]
 pub(crate) fn end_if_empty(core: &Core) {
-    // AcqRel throughout: who looks again sees what was freed before it was asked to.
-    let before = core.phase.fetch_update(AcqRel, Relaxed, |phase| match phase {
-        PHASE_ENDING => Some(PHASE_DRAINING),
-        PHASE_DRAINING | PHASE_AGAIN => Some(PHASE_AGAIN),
-        _ => None,
-    });
-    if before != Ok(PHASE_ENDING) {
+    if !core.phase.begin_drain() {
         return;
     }
-    fence(SeqCst);
     loop {
+        fence(SeqCst);
         core.drain();
         let stats = core.arenas.stats();
         if stats.arenas + stats.stuck_arenas == 0 {
             break;
         }
-        if core.phase.compare_exchange(PHASE_DRAINING, PHASE_ENDING, AcqRel, Relaxed).is_ok() {
+        if core.phase.end_drain() {
             return;
         }
-        core.phase.swap(PHASE_DRAINING, AcqRel);
     }
-    core.phase.store(PHASE_ENDED, Relaxed);
+    core.phase.end();
     // The phase makes this thread the only one to get here.
     thread::inside(|| {
         for (device, _) in core.arenas.devices() {
@@ -251,5 +243,5 @@ pub(crate) fn end_if_empty(core: &Core) {
         }
     });
     core.give_up_caches();
-    core.phase.store(PHASE_UNUSED, Release);
+    core.phase.reuse();
 }

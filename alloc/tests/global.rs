@@ -179,6 +179,40 @@ fn what_cannot_be_had_is_null_and_nothing_panics() {
 }
 
 #[test]
+fn alignments_without_bound_are_kept_or_refused() {
+    for shift in 27..=62 {
+        for size in [1, 100_000, isize::MAX as usize + 1 - (1 << shift)] {
+            let Ok(layout) = Layout::from_size_align(size, 1 << shift) else { continue };
+            // SAFETY: the size is not 0; the block is freed with its layout.
+            unsafe {
+                let start = HEAP.alloc(layout);
+                assert!(start.addr().is_multiple_of(1 << shift));
+                assert!(!start.is_null() || shift > 40 || size > 1 << 40, "2^{shift}");
+                if !start.is_null() {
+                    start.write(1);
+                    HEAP.dealloc(start, layout);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_of_a_piece_at_an_alignment_above_a_chunk() {
+    // Arenas that begin between the multiples of the alignment, with room for the block, and none where it may lie.
+    let layouts = [(1025 << 20, 8), (1 << 30, 4 << 20), (1 << 30, 64 << 20), (600 << 20, 1 << 30)];
+    for (size, align) in layouts.into_iter().chain(layouts) {
+        let layout = Layout::from_size_align(size, align).unwrap();
+        // SAFETY: the size is not 0; the block is freed with its layout.
+        unsafe {
+            let start = HEAP.alloc(layout);
+            assert!(!start.is_null() && start.addr().is_multiple_of(align));
+            HEAP.dealloc(start, layout);
+        }
+    }
+}
+
+#[test]
 fn threads_hand_blocks_on_and_none_is_lost_or_changed() {
     let threads = 4;
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..threads).map(|_| mpsc::channel::<Block>()).unzip();

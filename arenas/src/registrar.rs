@@ -51,7 +51,11 @@ impl Limits {
 ///
 /// Implemented for verbs by `Verbs`, for io_uring by `Uring`; tests implement it to inject faults. The methods are called
 /// with no lock of the allocator held, and may allocate: what they allocate comes from memory that is never registered.
-/// They are never called in a child of `fork`.
+/// They are never called in a child of `fork`, and a registrar that was attached is not dropped there.
+///
+/// Whoever needs a new arena of the heap waits while one of them runs. So they must not wait for a thread that may allocate
+/// from that heap, and not call the heap themselves to attach, detach, trim, list its arenas, or take memory of it (what the
+/// global allocator serves them meanwhile is not of that heap).
 ///
 /// # Safety
 ///

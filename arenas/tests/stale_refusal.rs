@@ -9,7 +9,7 @@ struct Refusing(bool);
 
 // SAFETY: no device, so nothing ever touches the memory.
 unsafe impl Registrar for Refusing {
-    fn register(&self, _: Range<usize>, _: Access) -> io::Result<Registered> {
+    unsafe fn register(&self, _: Range<usize>, _: Access) -> io::Result<Registered> {
         let registered = Registered { keys: Keys { lkey: 1, rkey: 1 }, handle: 1 };
         if self.0 { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(registered) }
     }

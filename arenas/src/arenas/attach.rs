@@ -63,7 +63,8 @@ type TakenOut = (Result<(), DetachError>, Option<Box<dyn Registrar>>);
 impl Arenas {
     /// Attaches a device: registers every arena that is open, and from now on every arena that is opened.
     ///
-    /// Other threads may take and give spans meanwhile; they wait only if they need a new arena. Arenas are prefaulted first.
+    /// Other threads may take and give spans meanwhile; they wait only if they need a new arena. Arenas without a span are
+    /// closed first, the others prefaulted.
     ///
     /// # Errors
     ///
@@ -88,6 +89,7 @@ impl Arenas {
             slotted.release();
             return Err(AttachError::AlreadyAttached { device: name() });
         }
+        self.close_empty(&mut role, 0);
         let device = slotted.device;
         let piece = piece_length(limits.max_len);
         let memlocked = registrar.is_memlocked();

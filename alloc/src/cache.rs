@@ -13,14 +13,17 @@ use crate::thread::{self, Slot};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire};
-use crossbeam_utils::CachePadded;
+use crossbeam_utils::{Backoff, CachePadded};
 use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
+use std::sync::MutexGuard;
 
 /// Spare spans up to this many slices (4 MiB) are kept, by their exact length.
 const SPARE_SLICES: usize = 64;
 /// How many bytes of spare spans a cache keeps.
 const SPARE_BYTES: usize = 8 << 20;
+/// How often a drain pass tries for a gate, mostly yielding its processor in between: some milliseconds.
+const GATE_TRIES: usize = 2000;
 
 /// No open arena has room for a span.
 #[derive(Clone, Copy, Debug)]
@@ -117,20 +120,39 @@ impl Cache {
     }
 
     /// The first half of a drain pass's visit: asks for the cache. A heavy barrier comes between this and [`drain`](Self::drain).
-    pub(crate) fn ask(&self) {
-        let _gate = self.gate.lock();
+    /// Whether it could ask.
+    pub(crate) fn ask(&self) -> bool {
+        let Some(_gate) = self.gate_soon() else { return false };
         if self.threaded.get() {
             self.asked.set(true);
             if let Some(slot) = self.user() {
                 thread::revoke(self, slot);
             }
         }
+        true
+    }
+
+    /// The gate, or none if whoever has it does not part with it soon: it was stopped by the system, or is a thread that this
+    /// process, a child of fork, does not have.
+    fn gate_soon(&self) -> Option<MutexGuard<'_, ()>> {
+        let backoff = Backoff::new();
+        (0..GATE_TRIES).find_map(|_| {
+            let gate = self.gate.try_lock();
+            if gate.is_none() {
+                backoff.snooze();
+            }
+            gate
+        })
     }
 
     /// The second half: flushes the cache, unless its thread has done so itself, or is in the middle of an operation. Adds up
     /// what went. `barrier`: whether there was one.
     pub(crate) fn drain(&self, arenas: &Arenas, barrier: bool, swept: &mut Swept) {
-        let _gate = self.gate.lock();
+        let Some(_gate) = self.gate_soon() else {
+            // Its thread does it when it takes the cache back.
+            swept.busy += 1;
+            return;
+        };
         if !self.asked.take() {
             return;
         }

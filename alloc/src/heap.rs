@@ -80,7 +80,7 @@ impl Core {
             // One at a time, so that a cache asked for is drained by who asked.
             static SWEEPING: Lock<()> = Lock::new(());
             let _sweeping = SWEEPING.lock();
-            caches::for_each(Cache::ask);
+            caches::for_each(|cache| swept.busy += usize::from(!cache.ask()));
             let barrier = asymmetric::heavy() || !asymmetric::is_available();
             caches::for_each(|cache| cache.drain(&self.arenas, barrier, &mut swept));
         }

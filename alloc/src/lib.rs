@@ -26,6 +26,8 @@ mod claim;
 mod class;
 mod global;
 mod heap;
+#[cfg(test)]
+mod model;
 mod phase;
 mod pool;
 mod slab;

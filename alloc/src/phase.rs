@@ -99,27 +99,10 @@ impl<A: Atomic64> Phase<A> {
 #[cfg(test)]
 mod models {
     use super::*;
-    use core::sync::atomic::Ordering;
+    use crate::model::Loom;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::Release, Ordering::SeqCst, fence};
     use loom::thread;
-
-    struct Loom(AtomicU64);
-
-    impl Atomic64 for Loom {
-        fn load(&self, order: Ordering) -> u64 {
-            self.0.load(order)
-        }
-        fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
-            self.0.compare_exchange_weak(old, new, yes, no)
-        }
-        fn fetch_add(&self, more: u64, order: Ordering) -> u64 {
-            self.0.fetch_add(more, order)
-        }
-        fn fetch_sub(&self, less: u64, order: Ordering) -> u64 {
-            self.0.fetch_sub(less, order)
-        }
-    }
 
     /// A heap of two blocks and one handle.
     struct Heap {
@@ -164,7 +147,7 @@ mod models {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(|| {
-            let phase = Phase(Loom(AtomicU64::new(OPEN)));
+            let phase = Phase(Loom::new(OPEN));
             let heap = Arc::new(Heap { phase, freed: AtomicU64::new(0), ended: AtomicBool::new(false) });
             let threads = [(); 2].map(|()| {
                 let heap = heap.clone();

@@ -114,27 +114,10 @@ impl<A: Atomic64> Remote<A> {
 #[cfg(test)]
 mod models {
     use super::*;
-    use core::sync::atomic::Ordering;
+    use crate::model::Loom;
     use loom::cell::Cell;
     use loom::sync::Arc;
     use loom::thread;
-
-    struct Loom(loom::sync::atomic::AtomicU64);
-
-    impl Atomic64 for Loom {
-        fn load(&self, order: Ordering) -> u64 {
-            self.0.load(order)
-        }
-        fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
-            self.0.compare_exchange_weak(old, new, yes, no)
-        }
-        fn fetch_add(&self, more: u64, order: Ordering) -> u64 {
-            self.0.fetch_add(more, order)
-        }
-        fn fetch_sub(&self, less: u64, order: Ordering) -> u64 {
-            self.0.fetch_sub(less, order)
-        }
-    }
 
     /// A slab of three blocks, all out, and its owner's list, which has room for this one slab.
     struct Slab {
@@ -145,7 +128,7 @@ mod models {
 
     impl Slab {
         fn new() -> Arc<Slab> {
-            let word = Remote(Loom(loom::sync::atomic::AtomicU64::new(7 << 32)));
+            let word = Remote(Loom::new(7 << 32));
             let links = [Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0)];
             Arc::new(Slab { word, links, told: loom::sync::atomic::AtomicU32::new(0) })
         }

@@ -176,6 +176,11 @@ impl Cache {
         self.current.get(class)?.get().pop()
     }
 
+    /// As [`pop`](Self::pop), wherever the links of free blocks are.
+    pub(crate) fn pop_any(&self, class: usize) -> Option<NonNull<u8>> {
+        self.current.get(class)?.get().pop_any()
+    }
+
     /// Memory for a layout, which is of this kind and wants this alignment in bytes.
     pub(crate) fn allocate(&self, arenas: &Arenas, kind: Kind, align: usize, zeroed: bool) -> Result<Block, NoRoom> {
         match kind {
@@ -196,7 +201,7 @@ impl Cache {
         loop {
             let slab = self.current[class].get();
             slab.collect();
-            if let Some(start) = slab.pop() {
+            if let Some(start) = slab.pop_any() {
                 return Ok(Block { start, zero: false });
             }
             if apart && let Some((start, zero)) = slab.carve_one() {
@@ -225,7 +230,7 @@ impl Cache {
             None => {
                 let span = self.take(arenas, class::slices_of_class(class), 1)?;
                 // SAFETY: the span was just taken, with the slices of this class.
-                unsafe { Slab::create(span, class, self.name(), self.id) }
+                unsafe { Slab::create(span, class, self.name(), self.id, arenas.config().access.is_remote_writable()) }
             }
         };
         self.current[class].set(next);

@@ -131,7 +131,7 @@ impl Core {
                     continue;
                 };
                 let quick = match kind {
-                    Kind::Small(class) | Kind::Medium(class) => cache.pop(class),
+                    Kind::Small(class) | Kind::Medium(class) => cache.pop_any(class),
                     Kind::Large(_) => None,
                 };
                 match quick {
@@ -163,7 +163,7 @@ impl Core {
                     && cache.name() == owner
                 {
                     // SAFETY: the block is the caller's, the slab this cache's, and the lock gives the cache to us.
-                    if unsafe { slab.push(block) } {
+                    if unsafe { slab.push_any(block) } {
                         cache.rebook(&self.arenas, slab);
                     }
                     // Read under the lock that who ends the heap takes after it has set the phase.

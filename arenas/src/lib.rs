@@ -8,6 +8,7 @@
 //! sync       atomics and locks; what the models swap
 //! table      flat tables beside the region
 //! region     the address range; address <-> slice and chunk
+//! links      links of free blocks, outside the blocks
 //! registrar  the trait of what pins memory for a device      <- registrar::verbs, registrar::uring
 //! arena      one arena: its word, its slices
 //! device     the devices of the process, and their keys
@@ -22,6 +23,7 @@ mod arena;
 mod arenas;
 mod device;
 mod error;
+mod links;
 mod os;
 mod region;
 pub mod registrar;
@@ -34,6 +36,7 @@ pub use arena::State;
 pub use arenas::{ArenaInfo, ArenaStats, Arenas, Closed, Config, Seen, Span, tag_of};
 pub use device::{Device, MAX_DEVICES};
 pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};
+pub use links::{LINK_UNIT, link_of};
 pub use os::Memlock;
 pub use region::{CHUNK, CHUNK_SHIFT, SLICE, SLICE_META, SLICE_SHIFT, SLICES_PER_CHUNK, SliceMeta, meta_of, slice_of};
 pub use registrar::{Keys, Limits, Registered, Registrar};

@@ -18,8 +18,9 @@
 //! first free block. So the owner's free counts down one number, and whether its books change is whether that is zero: one
 //! instruction on memory and a branch.
 //!
-//! Links of free blocks lie in the blocks. A heap that peers may write must keep them out of line; the two functions that
-//! read and write links ([`Slab::pop`], [`Slab::push`] with [`link`]) are where this will differ.
+//! Links of free blocks lie in the blocks, except in a heap whose memory peers can write: there they lie outside
+//! (`rdmalloc_arenas::link_of`), so that whatever a peer writes over free memory, nothing that is trusted changes. Which it is
+//! stands in the header ([`Slab::next_of`], [`Slab::link`]); the global heap's fast path knows that its own are inside.
 
 mod remote;
 
@@ -27,7 +28,7 @@ use crate::class;
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
-use rdmalloc_arenas::{SLICE, SLICE_META, Span, meta_of, slice_of};
+use rdmalloc_arenas::{LINK_UNIT, SLICE, SLICE_META, Span, link_of, meta_of, slice_of};
 pub(crate) use remote::{Freed, Remote, Taken};
 
 /// A free block: where the next one is.
@@ -76,6 +77,8 @@ pub(crate) struct Slab {
     slices: Cell<u8>,
     /// Whether blocks that are not carved yet are zero.
     zero: Cell<bool>,
+    /// Whether links lie outside the blocks.
+    outside: Cell<bool>,
     /// Neighbours in the list of the class; `next` also links spare spans.
     pub(crate) next: Cell<Option<&'static Slab>>,
     pub(crate) prev: Cell<Option<&'static Slab>>,
@@ -106,6 +109,7 @@ pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     class: Cell::new(0),
     slices: Cell::new(0),
     zero: Cell::new(false),
+    outside: Cell::new(false),
     next: Cell::new(None),
     prev: Cell::new(None),
     others: Others { remote: Remote::none(), next_told: AtomicPtr::new(ptr::null_mut()), lead: AtomicU8::new(0) },
@@ -161,7 +165,7 @@ impl Slab {
     /// # Safety
     ///
     /// The span is the caller's, and has the slices of a slab of that class.
-    pub(crate) unsafe fn create(span: Span, class: usize, owner: usize, id: u32) -> &'static Slab {
+    pub(crate) unsafe fn create(span: Span, class: usize, owner: usize, id: u32, outside: bool) -> &'static Slab {
         let block = class::size_of_class(class);
         for slice in 0..span.slices {
             // SAFETY: the slices are the caller's.
@@ -178,6 +182,7 @@ impl Slab {
         slab.class.set(class as u8);
         slab.slices.set(span.slices as u8);
         slab.zero.set(span.zero);
+        slab.outside.set(outside);
         slab.others.remote.own(id);
         slab.alarm.set(0);
         slab.until_alarm.set(0);
@@ -276,6 +281,60 @@ impl Slab {
         Some(block.cast())
     }
 
+    /// As [`pop`](Self::pop), wherever the links are.
+    pub(crate) fn pop_any(&self) -> Option<NonNull<u8>> {
+        if !self.outside.get() {
+            return self.pop();
+        }
+        let block = NonNull::new(self.free.get())?;
+        self.free.set(self.next_of(block));
+        self.until_alarm.set(self.until_alarm.get() + 1);
+        Some(block.cast())
+    }
+
+    /// As [`push`](Self::push), wherever the links are.
+    ///
+    /// # Safety
+    ///
+    /// As [`push`](Self::push).
+    pub(crate) unsafe fn push_any(&self, block: NonNull<u8>) -> bool {
+        if !self.outside.get() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.push(block) };
+        }
+        self.link(block.cast(), self.free.get());
+        self.free.set(block.as_ptr().cast());
+        let until_alarm = self.until_alarm.get() - 1;
+        self.until_alarm.set(until_alarm);
+        until_alarm == 0
+    }
+
+    /// The free block after this one, which is the caller's.
+    fn next_of(&self, block: NonNull<Free>) -> *mut Free {
+        if self.outside.get() {
+            // SAFETY: where links are outside, blocks are as `link_of` asks.
+            let place = unsafe { link_of(block.addr().get()) }.load(Relaxed);
+            return match usize::from(place).checked_sub(1) {
+                Some(unit) => block_at(self.address() + unit * LINK_UNIT),
+                None => ptr::null_mut(),
+            };
+        }
+        // SAFETY: the block is free and the caller's; it was linked before.
+        unsafe { block.as_ref().next }
+    }
+
+    /// Links a free block, which is the caller's, to the next.
+    fn link(&self, block: NonNull<Free>, next: *mut Free) {
+        if self.outside.get() {
+            let place = if next.is_null() { 0 } else { 1 + (next.addr() - self.address()) / LINK_UNIT };
+            // SAFETY: where links are outside, blocks are as `link_of` asks.
+            unsafe { link_of(block.addr().get()) }.store(place as u16, Relaxed);
+        } else {
+            // SAFETY: the block is free and the caller's.
+            unsafe { link(block, next) }
+        }
+    }
+
     /// The owner takes a block back. Whether its books must change now, by `alarm`.
     ///
     /// # Safety
@@ -302,7 +361,7 @@ impl Slab {
         let base = self.address();
         let place = 1 + (block.addr().get() - base) / 16;
         // SAFETY: the block is the caller's until the word holds it.
-        self.others.remote.push(place as u16, |next| unsafe { link(block.cast(), place_to_block(base, next)) })
+        self.others.remote.push(place as u16, |next| self.link(block.cast(), place_to_block(base, next)))
     }
 
     /// The owner, having taken the slab from its list of slabs to look at, takes what others have freed.
@@ -324,10 +383,9 @@ impl Slab {
         if !rest.is_null() {
             for _ in 1..taken.count {
                 // SAFETY: the list was taken, so its blocks are the owner's, and it has `count` of them.
-                last = unsafe { NonNull::new_unchecked(last.as_ref().next) };
+                last = unsafe { NonNull::new_unchecked(self.next_of(last)) };
             }
-            // SAFETY: as above.
-            unsafe { link(last, rest) };
+            self.link(last, rest);
         }
         self.set_used(self.used() - taken.count);
     }
@@ -345,7 +403,7 @@ impl Slab {
         for index in (carved..carved + count).rev() {
             let at = block_at(self.address() + index as usize * block);
             // SAFETY: within the slab, since index < capacity; never handed out, so the owner's.
-            unsafe { link(NonNull::new_unchecked(at), next) };
+            self.link(unsafe { NonNull::new_unchecked(at) }, next);
             next = at;
         }
         self.free.set(next);

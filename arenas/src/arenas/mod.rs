@@ -19,6 +19,7 @@ mod tests;
 use crate::Access;
 use crate::arena::{Arena, PIECE, State};
 use crate::error::TakeError;
+use crate::links;
 use crate::os::{self, Memlock};
 use crate::region::{CHUNK, Region, SLICE, SLICES_PER_CHUNK};
 use crate::sync::Lock;
@@ -278,7 +279,9 @@ impl Arenas {
         let first = region.take_run(count, align).map_err(no_memory)?;
         let Some(first) = first else { return Err(TakeError::AddressSpace { wanted: bytes, region: region.len() }) };
         let run = first..first + count;
-        let arena = match Arena::prepare(run.clone(), self.config.tag) {
+        let outside = self.config.access.is_remote_writable();
+        let links = if outside { links::prepare(&run) } else { Ok(()) };
+        let arena = match links.and_then(|()| Arena::prepare(run.clone(), self.config.tag)) {
             Ok(arena) => arena,
             Err(source) => {
                 region.give_run(run);
@@ -344,6 +347,9 @@ impl Arenas {
             arena.word.end_close(state);
         }
         if gone {
+            if self.config.access.is_remote_writable() {
+                links::forget(&run);
+            }
             region.give_run(run);
         }
         gone

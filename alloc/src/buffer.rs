@@ -56,8 +56,8 @@ fn layout(capacity: usize) -> Option<Layout> {
 
 impl Buffer {
     pub(crate) fn take(core: &Core, capacity: usize) -> Result<Buffer, TakeError> {
-        let too_long = TakeError::AddressSpace { wanted: capacity, region: isize::MAX as usize };
-        let block = core.allocate(layout(capacity).ok_or(too_long)?, false)?;
+        let too_long = || TakeError::NoMemory { wanted: capacity, source: std::io::ErrorKind::InvalidInput.into() };
+        let block = core.allocate(layout(capacity).ok_or_else(too_long)?, false)?;
         Ok(Buffer { start: block.start, len: 0, capacity })
     }
 

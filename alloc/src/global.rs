@@ -136,6 +136,12 @@ impl Rdmalloc {
         Trimmed::of(&GLOBAL)
     }
 
+    /// The devices that are attached, with their names.
+    #[must_use]
+    pub fn devices(&self) -> Vec<(Device, String)> {
+        thread::inside(|| GLOBAL.arenas.devices())
+    }
+
     /// Figures of the heap's arenas.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {

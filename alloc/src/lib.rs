@@ -1,23 +1,43 @@
 //! An allocator for RDMA: every allocation comes from memory that is registered with the adapter in advance.
 //!
-//! See [`Rdmalloc`], the global allocator, and [`Heap`], for buffers with access flags of their own.
+//! As the global allocator, it puts everything that a program allocates into arenas that a device reaches:
 //!
-//! ```text
-//! class    size classes: what a layout gets
-//! claim    how a thread uses its cache without a lock, and how a drain pass takes it away
-//! slab     blocks of one class in a span; blocks that others freed
-//! cache    all slabs of one owner; spare spans
-//! caches   all caches, by number
-//! phase    where a heap is in its life
-//! heap     the core of a heap: its arenas, and the caches that have no thread
-//! thread   which cache is mine
-//! global   the GlobalAlloc
-//! pool     heaps that a program makes
-//! buffer   their buffers
+//! ```
+//! use rdmalloc::{Rdmalloc, Registrar};
+//!
+//! #[global_allocator]
+//! static HEAP: Rdmalloc = Rdmalloc::new();
+//!
+//! // `registrar`: a `registrar::verbs::Verbs`, or a `registrar::uring::Uring`.
+//! fn send_from_where_it_lies(registrar: impl Registrar) -> Result<(), Box<dyn std::error::Error>> {
+//!     let device = HEAP.attach(registrar)?;
+//!     let message = vec![7u8; 4096];
+//!     let sge = device.sge(&message)?;
+//!     assert_eq!((sge.addr(), sge.length()), (message.as_ptr() as u64, 4096));
+//!     // Post it with sge.lkey(), and keep the message until the completion.
+//!     Ok(())
+//! }
 //! ```
 //!
-//! Each module uses only what stands above it in this list (`thread` and `heap` know the global heap), and the arenas of the
-//! crate below, `rdmalloc-arenas`.
+//! Beside any global allocator, a [`Heap`] gives out [`Buffer`]s with access flags of its own, such as remote access.
+//!
+//! The pages of this crate show items of `rdmalloc-arenas`, which it re-exports: where an example there says
+//! `rdmalloc_arenas::`, `rdmalloc::` does as well.
+
+// The modules; each uses only what stands above it in this list (`thread` and `heap` know the global heap), and the arenas of
+// the crate below.
+//
+// class    size classes: what a layout gets
+// claim    how a thread uses its cache without a lock, and how a drain pass takes it away
+// slab     blocks of one class in a span; blocks that others freed
+// cache    all slabs of one owner; spare spans
+// caches   all caches, by number
+// phase    where a heap is in its life
+// heap     the core of a heap: its arenas, and the caches that have no thread
+// thread   which cache is mine
+// global   the GlobalAlloc
+// pool     heaps that a program makes
+// buffer   their buffers
 
 mod buffer;
 mod cache;

@@ -170,6 +170,12 @@ impl Heap {
         Trimmed::of(self.core)
     }
 
+    /// The devices that are attached, with their names.
+    #[must_use]
+    pub fn devices(&self) -> Vec<(Device, String)> {
+        thread::inside(|| self.core.arenas.devices())
+    }
+
     /// Figures of the heap's arenas.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {

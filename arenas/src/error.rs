@@ -33,7 +33,7 @@ impl fmt::Display for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, wanted, devices, .. } = self;
         write!(f, "{device} would not register {} KiB (heap with {devices} device(s)): {}", wanted >> 10, self.source)?;
-        if let Some(memlock) = self.memlock {
+        if let Some(memlock) = self.memlock.filter(|_| self.source.raw_os_error() == Some(libc::ENOMEM)) {
             write!(f, "; {memlock}")?;
         }
         if self.is_memlock() {
@@ -93,7 +93,7 @@ impl fmt::Display for AttachError {
         match self {
             Self::AlreadyAttached { device } => write!(
                 f,
-                "{device} is attached to this heap already, by the same protection domain; use the Device that attach returned"
+                "{device} is attached to this heap already (the same protection domain, or ring); use the Device that attach returned"
             ),
             Self::TooManyDevices { limit } => {
                 write!(f, "{limit} devices are attached already, which is the limit of a process; detach one first")
@@ -251,7 +251,11 @@ impl fmt::Display for KeyError {
                 f.write_str("the memory belongs to a heap that the device is not attached to")
             }
             Self::NotRegistered(NotRegistered::Refused { code }) => {
-                write!(f, "the device refused to register the arena: {}", io::Error::from_raw_os_error(*code))
+                write!(f, "the device refused to register the arena: {}", io::Error::from_raw_os_error(*code))?;
+                if *code == libc::ENOMEM {
+                    f.write_str("; mostly the memlock limit: raise it with `ulimit -l` or LimitMEMLOCK=, then detach and attach")?;
+                }
+                Ok(())
             }
             Self::NotRegistered(NotRegistered::Closed) => f.write_str("the arena is being closed: the block is freed"),
             Self::NotRegistered(NotRegistered::ForkedChild) => {

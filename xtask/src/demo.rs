@@ -30,7 +30,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<i32> {
 
     let mut args = options.args.clone();
     if options.quick {
-        args.push("--emulated".into());
+        args.extend(["--values".into(), "5000".into()]);
     }
     let device = if options.guest { None } else { verbs_device() };
     if device.is_some() || options.no_guest {

@@ -90,7 +90,7 @@ this machine's verbs device if there is one, else in a guest with soft-RoCE.
 
     --guest       in a guest, even if there is a device
     --no-guest    not in a guest: where there is no device, on io_uring
-    --quick       with less data (an emulated guest gets less by itself)
+    --quick       with a tenth of the values
     -- ARGS       passed on to kv (--device NAME, --uring, --emulated)";
 
 const TEST: &str = "\

@@ -7,7 +7,7 @@ use crate::cargo::{Cargo, Executable};
 use crate::guest::Guest;
 use crate::kernel::Kernel;
 use crate::libtest::{Outcome, Report};
-use crate::{Result, Workspace, setup, shell, step};
+use crate::{Error, Result, Workspace, setup, shell, step};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -67,6 +67,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<(String, bool)> {
                 tally.record(&format!("the guest with the {} kernel", kernel.name()), Outcome::Failed);
             }
         }
+    }
+    if let Some(name) = options.only.as_ref().filter(|_| tally.0.is_empty()) {
+        return Err(Error::Failed(format!("no test has `{name}` in its name")));
     }
     tally.list();
     Ok(tally.close())

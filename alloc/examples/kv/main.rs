@@ -127,7 +127,7 @@ fn run_server(options: &Options) -> Result<Outcome> {
         let turns = turns * part / PARTS..turns * (part + 1) / PARTS;
         let pair = [service.run(0, turns.clone())?, service.run(1, turns)?];
         let rates = [pair[0].rate(), pair[1].rate()];
-        say!("  part {} of {PARTS}: rdmalloc {}; one for each message {}", part + 1, rates[0], rates[1]);
+        say!("  part {} of {PARTS}: rdmalloc {}; registering each message {}", part + 1, rates[0], rates[1]);
         ratios.push(pair[1].time.as_secs_f64() / pair[0].time.as_secs_f64());
         loops.iter_mut().zip(pair).for_each(|(sum, part)| sum.add(part));
     }
@@ -203,7 +203,7 @@ impl Service<'_> {
         const PATIENCE: Duration = Duration::from_secs(80);
         let trial = options.values / 25;
         let pair = [self.run(0, 0..trial)?, self.run(1, 0..trial)?];
-        say!("  warm-up: rdmalloc {}; one for each message {}", pair[0].rate(), pair[1].rate());
+        say!("  warm-up: rdmalloc {}; registering each message {}", pair[0].rate(), pair[1].rate());
         let time = pair[0].time + pair[1].time;
         let possible = (trial as f64 * PATIENCE.as_secs_f64() / time.as_secs_f64()) as u64;
         if options.emulated && possible < options.values {

@@ -111,7 +111,7 @@ impl Outcome {
                 }
                 let Figures { values, bytes, with_rdmalloc: with, each_message: without, by_heaps, ratio } = figures;
                 say!(
-                    "demo: ok: {values} values of {:.0} MiB; rdmalloc: {}, {} registrations in all; one for each message: {}, {} \
+                    "demo: ok: {values} values of {:.0} MiB; rdmalloc: {}, {} registrations in all; registering each message: {}, {} \
                      registrations; rdmalloc is {ratio:.2} times as fast (median of the parts); every arena closed, VmPin 0",
                     mib(bytes),
                     with.rate(),

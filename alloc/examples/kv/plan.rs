@@ -59,7 +59,10 @@ impl Options {
         if uring && device.is_some() {
             return Err("--device names a verbs device, and --uring uses none".into());
         }
-        let values = values.unwrap_or(50_000u64).clamp(64, 1_000_000);
+        let values = values.unwrap_or(50_000u64);
+        if !(64..=1_000_000).contains(&values) {
+            return Err(format!("{values} values: 64 to 1000000 are possible").into());
+        }
         Ok(Options { device, uring, emulated, values, join })
     }
 

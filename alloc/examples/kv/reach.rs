@@ -27,7 +27,7 @@ impl Reach {
     pub fn name(&self) -> &'static str {
         match self {
             Reach::Allocator(_) => "rdmalloc",
-            Reach::EachMessage(_) => "one for each message",
+            Reach::EachMessage(_) => "registering each message",
         }
     }
 

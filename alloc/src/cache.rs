@@ -59,6 +59,8 @@ pub(crate) struct Cache {
     pub(crate) id: u32,
     current: [Cell<&'static Slab>; CLASSES],
     partial: [Cell<Option<&'static Slab>>; CLASSES],
+    /// Partial slabs in arenas that shall run empty, as the last pass saw it: used when nothing else has room.
+    parting: [Cell<Option<&'static Slab>>; CLASSES],
     /// Spare spans by their number of slices, linked through their headers.
     spare: [Cell<Option<&'static Slab>>; SPARE_SLICES + 1],
     spare_bytes: Cell<usize>,
@@ -83,6 +85,7 @@ impl Cache {
             id,
             current: [const { Cell::new(&NO_SLAB.0) }; CLASSES],
             partial: [const { Cell::new(None) }; CLASSES],
+            parting: [const { Cell::new(None) }; CLASSES],
             spare: [const { Cell::new(None) }; SPARE_SLICES + 1],
             spare_bytes: Cell::new(0),
             next: Cell::new(None),
@@ -221,20 +224,44 @@ impl Cache {
             full.set_state(State::Full);
         }
         self.look(arenas);
+        let slices = class::slices_of_class(class);
         let next = match self.partial[class].get() {
-            Some(slab) => {
-                self.unlist(slab);
-                slab.set_state(State::Current);
-                slab
-            }
-            None => {
-                let span = self.take(arenas, class::slices_of_class(class), 1)?;
-                // SAFETY: the span was just taken, with the slices of this class.
-                unsafe { Slab::create(span, class, self.name(), self.id, arenas.config().access.is_remote_writable()) }
-            }
+            Some(slab) => self.resume(slab),
+            None => match self.pop_spare(slices) {
+                Some(address) => self.create(arenas, class, Span { address, slices, zero: false }),
+                None => self.slab_elsewhere(arenas, class, slices)?,
+            },
         };
         self.current[class].set(next);
         Ok(())
+    }
+
+    /// A slab when the cache has neither a usual one nor a span for it. One in an arena that shall run empty comes last, but
+    /// before another arena is opened.
+    #[cold]
+    #[inline(never)]
+    fn slab_elsewhere(&self, arenas: &Arenas, class: usize, slices: usize) -> Result<&'static Slab, NoRoom> {
+        if let Some(span) = arenas.try_take_lasting(slices, 1) {
+            return Ok(self.create(arenas, class, span));
+        }
+        match self.parting[class].get() {
+            Some(slab) => Ok(self.resume(slab)),
+            None => Ok(self.create(arenas, class, self.take(arenas, slices, 1)?)),
+        }
+    }
+
+    /// Makes a Partial slab the current one.
+    fn resume(&self, slab: &'static Slab) -> &'static Slab {
+        self.unlist(slab);
+        slab.set_state(State::Current);
+        slab
+    }
+
+    /// Makes a span, which was just taken and has the slices for it, a slab.
+    fn create(&self, arenas: &Arenas, class: usize, span: Span) -> &'static Slab {
+        debug_assert_eq!(span.slices, class::slices_of_class(class));
+        // SAFETY: the callers have just taken the span, with the slices of this class.
+        unsafe { Slab::create(span, class, self.name(), self.id, arenas.config().access.is_remote_writable()) }
     }
 
     /// Sees to the books of a slab of which a block was taken back: the slow end of a free. The slab may be another's by now,
@@ -278,7 +305,8 @@ impl Cache {
     }
 
     fn enlist(&self, slab: &'static Slab) {
-        let list = &self.partial[slab.class()];
+        let lists = if Arenas::is_draining(slab.address()) { &self.parting } else { &self.partial };
+        let list = &lists[slab.class()];
         let next = list.replace(Some(slab));
         slab.set_state(State::Partial);
         slab.prev.set(None);
@@ -291,7 +319,11 @@ impl Cache {
     fn unlist(&self, slab: &'static Slab) {
         match slab.prev.get() {
             Some(prev) => prev.next.set(slab.next.get()),
-            None => self.partial[slab.class()].set(slab.next.get()),
+            None => {
+                let partial = &self.partial[slab.class()];
+                let is_partial = partial.get().is_some_and(|first| ptr::eq(first, slab));
+                if is_partial { partial } else { &self.parting[slab.class()] }.set(slab.next.get());
+            }
         }
         if let Some(next) = slab.next.get() {
             next.prev.set(slab.prev.get());
@@ -344,13 +376,13 @@ impl Cache {
 
     /// Keeps a span as a spare one, or gives it back to its arena.
     pub(crate) fn give(&self, arenas: &Arenas, address: usize, slices: usize) {
-        if !self.push_spare(address, slices) {
+        if Arenas::is_draining(address) || !self.push_spare(address, slices) {
             arenas.give(address, slices);
         }
     }
 
     /// Gives back all that holds no block: what others freed is taken back, empty slabs and spare spans go to their arenas.
-    /// Returns how many slices went.
+    /// Slabs in arenas that shall run empty are put apart. Returns how many slices went.
     pub(crate) fn flush(&self, arenas: &Arenas) -> usize {
         self.look(arenas);
         for current in &self.current {
@@ -363,15 +395,21 @@ impl Cache {
                 current.set(&NO_SLAB.0);
                 self.enlist(slab);
                 self.retire(arenas, slab);
+            } else if Arenas::is_draining(slab.address()) && !slab.is_full() {
+                current.set(&NO_SLAB.0);
+                self.enlist(slab);
             }
         }
         // A slab that was told of since is retired now; and one of which the last block was freed, if its thread has not come
         // to see to its books yet.
         self.look(arenas);
-        for list in &self.partial {
-            let mut at = list.get();
+        for list in
+            self.partial.iter().zip(&self.parting).flat_map(|(partial, parting)| [partial.take(), parting.take()])
+        {
+            let mut at = list;
             while let Some(slab) = at {
                 at = slab.next.get();
+                self.enlist(slab);
                 if slab.is_unused() {
                     self.retire(arenas, slab);
                 }

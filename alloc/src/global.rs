@@ -15,7 +15,9 @@ use crate::{slab, thread};
 use core::alloc::{GlobalAlloc, Layout};
 use core::cmp::Ordering;
 use core::ptr::{self, NonNull};
-use rdmalloc_arenas::{Access, ArenaInfo, ArenaStats, AttachError, Config, DetachError, Device, Registrar, SLICE};
+use rdmalloc_arenas::{
+    Access, ArenaInfo, ArenaStats, Arenas, AttachError, Config, DetachError, Device, Registrar, SLICE,
+};
 
 /// The tag of the global heap's arenas.
 const GLOBAL_TAG: u32 = 0;
@@ -148,7 +150,7 @@ impl Rdmalloc {
         GLOBAL.arenas.stats()
     }
 
-    /// Each arena of the heap, newest first.
+    /// Each arena of the heap, lowest address first.
     #[must_use]
     pub fn arenas(&self) -> Vec<ArenaInfo> {
         thread::inside(|| GLOBAL.arenas.arenas())
@@ -300,7 +302,20 @@ fn free_large(block: NonNull<u8>, slices: usize) {
     let address = block.addr().get();
     // SAFETY: a live block lies in an open arena.
     let tag = unsafe { slab::header(address) }.tag();
+    if Arenas::may_drain() {
+        return free_large_after_peak(address, slices, tag);
+    }
     if tag == INTERNAL_TAG || !thread::briefly(|cache| cache.id != 0 && cache.push_spare(address, slices)) {
+        give_large(address, slices, tag);
+    }
+}
+
+/// Frees a large block while some arenas shall run empty: spans in these are not kept.
+#[cold]
+#[inline(never)]
+fn free_large_after_peak(address: usize, slices: usize, tag: u32) {
+    let keep = tag != INTERNAL_TAG && !Arenas::is_draining(address);
+    if !(keep && thread::briefly(|cache| cache.id != 0 && cache.push_spare(address, slices))) {
         give_large(address, slices, tag);
     }
 }

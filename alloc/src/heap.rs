@@ -73,6 +73,7 @@ impl Core {
     /// Empties all caches of this heap: those of threads, idle ones, and shards.
     fn sweep(&self) -> Swept {
         let mut swept = Swept::default();
+        self.arenas.choose_draining();
         for shard in &self.shards {
             swept.slices += shard.lock().as_ref().map_or(0, |cache| cache.flush(&self.arenas));
         }

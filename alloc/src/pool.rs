@@ -182,7 +182,7 @@ impl Heap {
         self.core.arenas.stats()
     }
 
-    /// Each arena of the heap, newest first.
+    /// Each arena of the heap, lowest address first.
     #[must_use]
     pub fn arenas(&self) -> Vec<ArenaInfo> {
         thread::inside(|| self.core.arenas.arenas())

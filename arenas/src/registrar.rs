@@ -101,6 +101,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         true
     }
 
+    /// Whether registering pins the pages, so that they are better faulted in before, as huge pages. Otherwise (on-demand
+    /// paging) untouched memory stays untouched.
+    fn pins_pages(&self) -> bool {
+        true
+    }
+
     /// Whether children of `fork` no longer have memory once it is registered here (the verbs library marks it DONTFORK when
     /// `ibv_fork_init` was called on a kernel older than 5.12). A heap that children need must not be registered then.
     fn hides_memory_from_children(&self) -> bool {

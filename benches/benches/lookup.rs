@@ -5,7 +5,8 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use rdmalloc::Heap;
-use rdmalloc_benches::{null::Null, peers::cache::Cache};
+use rdmalloc_benches::peers::cache::Cache;
+use rdmalloc_tests::Null;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};

@@ -1,19 +1,24 @@
 //! What the tests that cross the crates share, and nothing that a program would depend on.
 //!
-//! [`Ledger`] is a registrar without a device. [`Garden`] is a set of blocks of every kind, to be looked at from outside.
+//! [`Ledger`] is a registrar without a device, [`Null`] one that does nothing at all. [`Trace`] is what a server's memory goes
+//! through. [`Garden`] is a set of blocks of every kind, to be looked at from outside.
 //! [`rig`] (feature `verbs`) is a small face of RC queue pairs: the tests on real verbs and the example `kv` move bytes
 //! through it.
 
 mod garden;
 mod ledger;
+mod null;
 #[cfg(feature = "verbs")]
 pub mod rig;
+mod trace;
 
 pub use garden::{Churn, Garden};
 pub use ledger::Ledger;
+pub use null::Null;
 use rdmalloc_arenas::{Access, Registered, Registrar};
 use std::io;
 use std::ops::Range;
+pub use trace::Trace;
 
 /// Registers memory of a test's.
 ///

@@ -245,6 +245,11 @@ impl Slab {
         self.used() == 0
     }
 
+    /// Whether every block is out.
+    pub(crate) fn is_full(&self) -> bool {
+        self.used() == self.capacity.get()
+    }
+
     /// Whether the slab waits in its owner's list of slabs to look at.
     pub(crate) fn is_told(&self) -> bool {
         self.others.remote.is_told()

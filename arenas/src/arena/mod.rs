@@ -10,7 +10,7 @@ use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
 use crate::sync::Lock;
 use crate::table::{Entry, Table};
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::io;
 use std::sync::OnceLock;
 pub use word::State;
@@ -19,6 +19,9 @@ pub(crate) use word::Word;
 /// The longest piece in which memory is registered, unless a device wants shorter ones: 1 GiB, which is io_uring's limit.
 /// Blocks that are no longer never cross a multiple of it, so that a device with this limit may come at any time.
 pub(crate) const PIECE: usize = 1 << 30;
+
+/// How far around freed slices is looked, at most, for what else is free: 64 MiB, 32 words of the bitmap.
+const LOOK_AROUND: usize = 1024;
 
 /// The description of an arena.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub(crate) struct Arena {
     free: AtomicUsize,
     /// How many free slices may hold something else than zeros: what a purge would give back.
     dirty: AtomicUsize,
+    /// No run of free slices is longer than this; spares those who choose an arena a vain search. Changes under `search`.
+    longest: AtomicUsize,
     /// The lowest slice that may be free. Holding it, one may change the bitmaps.
     search: Lock<usize>,
     /// First chunk.
@@ -41,6 +46,8 @@ pub(crate) struct Arena {
     pub(crate) next: AtomicU32,
     /// Whose arena it is.
     tag: AtomicU32,
+    /// Whether it shall run empty: a hint for those who choose an arena.
+    pub(crate) draining: AtomicBool,
 }
 
 // SAFETY: atomics, and a lock of which all-zero bytes are a valid open one (futex 0, not poisoned, value 0); nothing to drop.
@@ -84,6 +91,7 @@ impl Arena {
         arena.registered.store(0, Relaxed);
         arena.dirty.store(0, Relaxed);
         arena.free.store(arena.slices(), Relaxed);
+        arena.longest.store(arena.slices(), Relaxed);
         Ok(arena)
     }
 
@@ -130,38 +138,21 @@ impl Arena {
     ///
     /// The caller has counted a live span.
     pub(crate) fn claim(&self, region: &Region, count: usize, align: usize, piece: usize) -> Option<(usize, bool)> {
-        if self.free_slices() < count {
+        let piece = piece / crate::SLICE;
+        if self.free_slices() < count || count <= piece && self.longest.load(Relaxed) < count {
             return None;
         }
         let mut lowest = self.search.lock();
         let bits = self.bits(region);
-        let piece = piece / crate::SLICE;
-        let base = region.base() / crate::SLICE + bits.first;
-        let mut from = bits.next(*lowest, bits.slices, false);
-        *lowest = from;
-        loop {
-            let mut start = (base + from).next_multiple_of(align) - base;
-            // Asked before the piece is: perhaps no multiple of the alignment has a piece's worth behind it.
-            if start + count > bits.slices {
-                return None;
+        *lowest = bits.next(*lowest, bits.slices, false);
+        let Some(start) = bits.find_run(*lowest, count, align, piece) else {
+            // Longer ones do not fit either. (Those longer than a piece are free to cross one.)
+            if align == 1 && count <= piece {
+                self.longest.fetch_min(count - 1, Relaxed);
             }
-            if count <= piece && start / piece != (start + count - 1) / piece {
-                // A multiple of `piece` is one of `align` too, unless the alignment is the larger one; then look again.
-                start = start.next_multiple_of(piece);
-                if !(base + start).is_multiple_of(align) {
-                    from = start;
-                    continue;
-                }
-            }
-            if start + count > bits.slices {
-                return None;
-            }
-            let blocked = bits.next(start, start + count, true);
-            if blocked == start + count {
-                return Some((bits.first + start, self.mark(&bits, start..start + count)));
-            }
-            from = bits.next(blocked, bits.slices, false);
-        }
+            return None;
+        };
+        Some((bits.first + start, self.mark(&bits, start..start + count)))
     }
 
     /// Takes the slices from `range.start` to `range.end` (indices in the region) if all are free and the arena's; returns
@@ -190,10 +181,27 @@ impl Arena {
         let bits = self.bits(region);
         let range = range.start - bits.first..range.end - bits.first;
         debug_assert_eq!(bits.next(range.start, range.end, false), range.end, "freed a slice that was free");
+        self.unmark(&bits, &mut lowest, range.clone());
+        self.dirty.fetch_add(range.len(), Relaxed);
+    }
+
+    /// Marks slices as free. Under the lock.
+    fn unmark(&self, bits: &Bits<'_>, lowest: &mut usize, range: Range<usize>) {
         bits.set_used(range.clone(), false);
         *lowest = (*lowest).min(range.start);
         self.free.fetch_add(range.len(), Relaxed);
-        self.dirty.fetch_add(range.len(), Relaxed);
+        let longest = self.longest.load(Relaxed);
+        if longest >= bits.slices {
+            return;
+        }
+        // What is free around them makes one run with them. Where it may be long, a search is no worse than looking here.
+        let fits = longest <= LOOK_AROUND && {
+            let end = bits.next(range.end, bits.slices.min(range.start + longest + 1), true);
+            end - bits.after_last_used(range.start, end.saturating_sub(longest + 1)) <= longest
+        };
+        if !fits {
+            self.longest.store(bits.slices, Relaxed);
+        }
     }
 
     /// Calls `purge` with each run of free, touched slices (indices in the region), which belong to the callee until it
@@ -211,9 +219,7 @@ impl Arena {
             drop(lowest);
             let zero = purge(bits.first + run.start..bits.first + run.end);
             let mut lowest = self.search.lock();
-            bits.set_used(run.clone(), false);
-            *lowest = (*lowest).min(run.start);
-            self.free.fetch_add(run.len(), Relaxed);
+            self.unmark(&bits, &mut lowest, run.clone());
             if zero {
                 bits.set_touched(run.clone(), false);
                 purged += run.len();
@@ -266,6 +272,51 @@ impl Bits<'_> {
 
     fn count_touched(&self, range: Range<usize>) -> usize {
         self.words(range).map(|(chunk, mask)| (chunk.touched.load(Relaxed) & mask).count_ones() as usize).sum()
+    }
+
+    /// The first of `count` free slices from `from` on, at a multiple of `align` slices in the address space and not across
+    /// a multiple of `piece`, unless `count` is more.
+    fn find_run(&self, from: usize, count: usize, align: usize, piece: usize) -> Option<usize> {
+        let base = self.region.base() / crate::SLICE + self.first;
+        let mut from = from;
+        loop {
+            let mut start = (base + from).next_multiple_of(align) - base;
+            // Asked before the piece is: perhaps no multiple of the alignment has a piece's worth behind it.
+            if start + count > self.slices {
+                return None;
+            }
+            if count <= piece && start / piece != (start + count - 1) / piece {
+                // A multiple of `piece` is one of `align` too, unless the alignment is the larger one; then look again.
+                start = start.next_multiple_of(piece);
+                if !(base + start).is_multiple_of(align) {
+                    from = start;
+                    continue;
+                }
+            }
+            if start + count > self.slices {
+                return None;
+            }
+            let blocked = self.next(start, start + count, true);
+            if blocked == start + count {
+                return Some(start);
+            }
+            from = self.next(blocked, self.slices, false);
+        }
+    }
+
+    /// Where the free slices that end at `end` begin; not before `from`.
+    fn after_last_used(&self, end: usize, from: usize) -> usize {
+        let mut at = end;
+        while at > from {
+            let (chunk, count) = ((at - 1) / SLICES_PER_CHUNK, (at - 1) % SLICES_PER_CHUNK + 1);
+            // The slices of the chunk before `at`, the last of them in the highest bit.
+            let bits = self.region.chunk(self.chunk + chunk).used.load(Relaxed) << (SLICES_PER_CHUNK - count);
+            if bits != 0 {
+                return from.max(at - bits.leading_zeros() as usize);
+            }
+            at -= count;
+        }
+        from
     }
 
     /// The first slice from `from` on that is `used` (or free), `end` if there is none before it.
@@ -372,6 +423,29 @@ mod tests {
         assert_eq!((purged, runs.len(), runs[0].clone()), (6, 1, slice..slice + 6));
         assert_eq!(arena.dirty_slices(), 0);
         assert_eq!(arena.claim(region, 6, 1, PIECE), Some((slice, true)));
+    }
+
+    #[test]
+    fn room_is_found_again_however_it_came_to_be() {
+        let (region, arena) = arena(4);
+        let first = arena.run().start * SLICES_PER_CHUNK;
+        // Every order in which the three between two taken slices are freed, across a chunk's end, and by a purge.
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 1, 0]] {
+            assert_eq!(arena.claim(region, 128, 1, PIECE).map(|(slice, _)| slice), Some(first));
+            for (number, slice) in order.into_iter().map(|slice| first + 31 + slice).enumerate() {
+                assert_eq!(arena.claim(region, number + 1, 1, PIECE), None, "{number} of {order:?}");
+                arena.free(region, slice..slice + 1);
+            }
+            assert_eq!(arena.claim(region, 4, 1, PIECE), None);
+            assert_eq!(arena.claim(region, 3, 1, PIECE), Some((first + 31, false)));
+            arena.free(region, first + 31..first + 34);
+            arena.purge(region, |run| {
+                assert_eq!(arena.claim(region, 1, 1, PIECE), None, "{run:?} is under purge");
+                true
+            });
+            assert_eq!(arena.claim(region, 3, 1, PIECE), Some((first + 31, true)));
+            arena.free(region, first..first + 128);
+        }
     }
 
     #[test]

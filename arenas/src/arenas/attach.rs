@@ -101,9 +101,11 @@ impl Arenas {
         for arena in all.iter().filter(|arena| arena.word.state() == State::Live) {
             let backoff = Backoff::new();
             arena.word.pin(|| backoff.snooze());
-            let first = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
-            // SAFETY: a live arena is writable, and stays open: closing needs the role.
-            unsafe { os::prefault(first, arena.len()) };
+            if attached.registrar.pins_pages() {
+                let first = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
+                // SAFETY: a live arena is writable, and stays open: closing needs the role.
+                unsafe { os::prefault(first, arena.len()) };
+            }
             result = self.register(region, &role, attached, arena);
             if result.is_err() {
                 unpin_if_unregistered(arena);

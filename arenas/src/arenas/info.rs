@@ -79,7 +79,7 @@ impl Arenas {
         stats
     }
 
-    /// Each arena, newest first.
+    /// Each arena, lowest address first.
     #[must_use]
     pub fn arenas(&self) -> Vec<ArenaInfo> {
         // Nothing opens or closes meanwhile, and so nothing is allocated under the list lock.

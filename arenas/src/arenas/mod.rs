@@ -13,6 +13,7 @@
 
 mod attach;
 mod info;
+mod placement;
 #[cfg(test)]
 mod tests;
 
@@ -69,7 +70,7 @@ pub struct Arenas {
 
 #[derive(Debug)]
 struct List {
-    /// The newest arena: 1 + its first chunk.
+    /// The arena at the lowest address: 1 + its first chunk.
     head: u32,
     /// How many arenas were opened ever; tells a waiter whether somebody opened one meanwhile.
     opened: u64,
@@ -152,18 +153,6 @@ impl Arenas {
                 Err(seen) => self.make_room(seen, slices, align)?,
             }
         }
-    }
-
-    /// Takes a span from an arena that is open. Calls no device, and allocates nothing.
-    ///
-    /// # Errors
-    ///
-    /// When no arena has room: what was seen, for [`make_room`](Self::make_room).
-    pub fn try_take(&self, slices: usize, align: usize) -> Result<Span, Seen> {
-        let list = self.read();
-        let region = Region::existing();
-        let take = |region| arenas(&list).find_map(|arena| self.take_from(region, arena, slices, align));
-        region.and_then(take).ok_or(Seen(list.opened))
     }
 
     /// Opens an arena that has room for a span, unless somebody has opened one since `seen`. May call devices.
@@ -295,7 +284,7 @@ impl Arenas {
             region.give_run(run);
             return Err(no_memory(source));
         }
-        if !role.attached.is_empty() && !os::is_forked_child() {
+        if role.attached.iter().any(|attached| attached.registrar.pins_pages()) && !os::is_forked_child() {
             // SAFETY: just opened, so it is writable.
             unsafe { os::prefault(start, bytes) };
         }
@@ -319,17 +308,22 @@ impl Arenas {
         Ok(())
     }
 
-    /// Puts an arena into the list: a new one, or one that is stuck, so that it is seen.
+    /// Puts an arena into the list, which is in the order of addresses: a new one, or one that is stuck, so that it is seen.
     fn link(&self, arena: &'static Arena) -> RwLockWriteGuard<'_, List> {
         let mut list = self.write();
-        arena.next.store(list.head, Relaxed);
-        list.head = 1 + arena.run().start as u32;
+        let (first, place) = (arena.run().start, 1 + arena.run().start as u32);
+        let after = match arenas(&list).take_while(|other| other.run().start < first).last() {
+            Some(before) => before.next.swap(place, Relaxed),
+            None => core::mem::replace(&mut list.head, place),
+        };
+        arena.next.store(after, Relaxed);
         list
     }
 
     /// The end of an arena that nobody can take spans from: deregistered, then unmapped. Whether it is gone.
     fn end(&self, region: &Region, role: &Role, arena: &Arena, from: State) -> bool {
         let mut free = true;
+        arena.set_draining(false);
         for attached in &role.attached {
             free &= self.unregister(region, attached, arena).is_ok();
             attached.slotted.forgive(arena.run().start);
@@ -364,11 +358,11 @@ impl Arenas {
     fn close_empty(&self, role: &mut Role, retain: usize) -> Closed {
         let mut closed = Closed::default();
         let Some(region) = Region::existing() else { return closed };
-        let mut retained = 0;
-        // One arena at a time leaves the list; devices are called without the list lock. What is unlinked is closed before
-        // the next is looked for, so the pass is exact for all that was empty when it began.
+        // One arena at a time leaves the list; devices are called without the list lock. Only the role's holder changes the
+        // list, so the pass goes on from where it was.
+        let (mut before, mut retained) = (None, 0);
         loop {
-            let Some(arena) = self.unlink_empty(&mut retained, retain) else { return closed };
+            let Some(arena) = self.unlink_empty(&mut before, &mut retained, retain) else { return closed };
             let bytes = arena.len();
             if self.end(region, role, arena, State::Closing) {
                 self.open.fetch_sub(bytes, Relaxed);
@@ -381,19 +375,23 @@ impl Arenas {
         }
     }
 
-    /// Takes an empty arena out of the list and into Closing, passing over the first `retain` bytes of them.
-    fn unlink_empty(&self, retained: &mut usize, retain: usize) -> Option<&'static Arena> {
+    /// Takes an empty arena that comes after `before` out of the list and into Closing, passing over the first `retain` bytes
+    /// of them.
+    fn unlink_empty(
+        &self,
+        before: &mut Option<&'static Arena>,
+        retained: &mut usize,
+        retain: usize,
+    ) -> Option<&'static Arena> {
         let mut list = self.write();
-        *retained = 0;
-        let mut before: Option<&'static Arena> = None;
-        let mut at = list.head;
-        while at != 0 {
-            let arena = Arena::at(at as usize - 1);
-            let next = arena.next.load(Relaxed);
+        loop {
+            let at = before.map_or(list.head, |before| before.next.load(Relaxed)) as usize;
+            let arena = Arena::at(at.checked_sub(1)?);
             if arena.word.state() == State::Live && arena.word.live_spans() == 0 && !arena.word.is_kept() {
                 if *retained + arena.len() <= retain {
                     *retained += arena.len();
                 } else if arena.word.begin_close() {
+                    let next = arena.next.load(Relaxed);
                     match before {
                         Some(before) => before.next.store(next, Relaxed),
                         None => list.head = next,
@@ -401,10 +399,8 @@ impl Arenas {
                     return Some(arena);
                 }
             }
-            before = Some(arena);
-            at = next;
+            *before = Some(arena);
         }
-        None
     }
 }
 

@@ -110,7 +110,7 @@ impl<R: Registrar> Drop for Interval<R> {
 #[cfg(test)]
 mod tests {
     use super::Cache;
-    use crate::null::Null;
+    use rdmalloc_tests::Null;
     use std::sync::Arc;
 
     #[test]

@@ -4,7 +4,7 @@
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rdmalloc_arenas::registrar::uring::{Uring, UringError};
-use rdmalloc_arenas::{Access, Arenas, Config, Registered, Registrar, SLICE};
+use rdmalloc_arenas::{Access, Arenas, Config, Policy, Registered, Registrar, SLICE};
 use rdmalloc_tests::register;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};

@@ -223,3 +223,19 @@ impl fmt::Display for Trimmed {
         counts(f, "not closed", &[(stuck, "arenas stuck"), (busy, "threads busy: try again")])
     }
 }
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use crate::Heap;
+
+    #[test]
+    fn serde_writes_what_there_is() {
+        let heap = Heap::builder().build().unwrap();
+        let _buffers = [heap.buffer(1000).unwrap(), heap.buffer(1000).unwrap()];
+        let stats = serde_json::to_value(heap.stats()).unwrap();
+        assert_eq!((&stats["arenas"], &stats["refused"]["over_budget"]), (&1.into(), &0.into()), "{stats}");
+        assert_eq!(stats["live_bytes"], 64 << 10);
+        let trimmed = serde_json::to_value(heap.trim()).unwrap();
+        assert_eq!((&trimmed["live"]["1024"], &trimmed["open_arenas"]), (&2.into(), &1.into()), "{trimmed}");
+    }
+}

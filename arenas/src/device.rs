@@ -26,7 +26,7 @@ use std::io;
 pub const MAX_DEVICES: usize = 64;
 
 /// What is read when keys are looked up: a column's first cache line.
-#[repr(align(128))]
+#[repr(C, align(128))]
 #[derive(Debug)]
 struct Column {
     /// The words of keys, null until the column is used the first time.
@@ -99,7 +99,9 @@ impl Device {
         if word != 0 && self.column.generation.load(Relaxed) == self.generation {
             Ok(decode(word))
         } else {
-            Err(self.why_not(address))
+            let mut why = KeyError::Detached;
+            self.note_why_not(address, &mut why);
+            Err(why)
         }
     }
 
@@ -133,7 +135,14 @@ impl Device {
         unsafe { &*keys.add(offset >> CHUNK_SHIFT) }.load(Acquire)
     }
 
+    /// In this form, the arguments lie in the registers where the look-up has them; returning what is longer than a word would
+    /// shift them, ahead of the branch (3 instructions).
     #[cold]
+    #[inline(never)]
+    fn note_why_not(self, address: usize, why: &mut KeyError) {
+        *why = self.why_not(address);
+    }
+
     fn why_not(self, address: usize) -> KeyError {
         if self.column.generation.load(Acquire) != self.generation {
             return KeyError::Detached;

@@ -2,7 +2,7 @@
 //! checked; what takes time is printed (`--nocapture`), since the machine decides it.
 
 use rdmalloc::Heap;
-use rdmalloc_arenas::{Access, Arenas, Config, Device, MAX_DEVICES, SLICE};
+use rdmalloc_arenas::{Access, Arenas, Config, Device, MAX_DEVICES, Policy, SLICE};
 use rdmalloc_tests::Null;
 use std::hint::black_box;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn arenas() -> Arenas {
-    Arenas::new(Config { access: Access::LOCAL_WRITE, require_registration: true, serves_children: false, tag: 77 })
+    Arenas::new(Config { access: Access::LOCAL_WRITE, policy: Policy::Require, serves_children: false, tag: 77 })
 }
 
 /// How long one of `count` calls takes.

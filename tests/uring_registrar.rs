@@ -4,7 +4,7 @@
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rdmalloc_arenas::registrar::uring::{Uring, UringError};
-use rdmalloc_arenas::{Access, Arenas, Config, Registered, Registrar, SLICE};
+use rdmalloc_arenas::{Access, Arenas, Config, Policy, Registered, Registrar, SLICE};
 use rdmalloc_tests::register;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -373,7 +373,7 @@ fn a_ring_of_long_entries_serves_too() {
 fn arenas_are_reached_by_the_keys_of_their_addresses_until_they_close() {
     let _turn = turn();
     let Some((mut ring, uring)) = ring_with(8) else { return };
-    let config = Config { access: Access::default(), require_registration: true, serves_children: false, tag: 0 };
+    let config = Config { access: Access::default(), policy: Policy::Require, serves_children: false, tag: 0 };
     let heap = Arenas::new(config);
     let before = heap.take(2, 1).unwrap();
     let device = heap.attach(Box::new(uring.clone())).unwrap();

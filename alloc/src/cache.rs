@@ -7,12 +7,13 @@
 //!
 //! A cache never opens an arena: it answers [`NoRoom`], and its user has room made while the cache is whole and unlocked.
 
-use crate::class::{self, CLASSES, Kind};
+use crate::class::{self, CLASSES, Kind, LiveBlocks};
 use crate::slab::{self, NO_SLAB, Slab, State};
 use crate::thread::{self, Slot};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, Ordering::Acquire};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use crossbeam_utils::{Backoff, CachePadded};
 use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
@@ -36,13 +37,21 @@ pub(crate) struct NoRoom {
     pub(crate) seen: Seen,
 }
 
-/// What a sweep over caches has done.
+/// What a sweep over caches has done, and has found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Swept {
     /// Slices that went back to their arenas.
     pub(crate) slices: usize,
     /// Caches that were passed over, since their threads were stopped in the middle of an operation.
     pub(crate) busy: usize,
+    /// Caches that were not counted: these, and those that their threads emptied themselves.
+    pub(crate) uncounted: usize,
+    /// Blocks that are out, of the caches that were in the sweep's hands.
+    pub(crate) live: LiveBlocks,
+    /// Their slabs.
+    pub(crate) slabs: usize,
+    /// The slabs' slices.
+    pub(crate) slab_slices: usize,
 }
 
 /// Memory that was allocated, and whether it is zero.
@@ -63,13 +72,16 @@ pub(crate) struct Cache {
     parting: [Cell<Option<&'static Slab>>; CLASSES],
     /// Spare spans by their number of slices, linked through their headers.
     spare: [Cell<Option<&'static Slab>>; SPARE_SLICES + 1],
-    spare_bytes: Cell<usize>,
+    /// Written by the user alone; statistics read it, and the next but one.
+    spare_bytes: AtomicUsize,
+    /// How many slabs of each class are Full: those are in no list.
+    full: [Cell<u32>; CLASSES],
     /// The next cache in a list of caches without a user.
     pub(crate) next: Cell<Option<&'static Cache>>,
     /// Locked by whoever uses the cache and is not its thread in a fast operation. Guards the next three.
     pub(crate) gate: Lock<()>,
     /// Whether threads use it, and not a shard.
-    pub(crate) threaded: Cell<bool>,
+    threaded: AtomicBool,
     /// The slot of the thread that uses it now, which lives as long as this is not null.
     user: Cell<*const Slot>,
     /// A drain pass has asked for the cache to be flushed, and it has not been yet.
@@ -87,10 +99,11 @@ impl Cache {
             partial: [const { Cell::new(None) }; CLASSES],
             parting: [const { Cell::new(None) }; CLASSES],
             spare: [const { Cell::new(None) }; SPARE_SLICES + 1],
-            spare_bytes: Cell::new(0),
+            spare_bytes: AtomicUsize::new(0),
+            full: [const { Cell::new(0) }; CLASSES],
             next: Cell::new(None),
             gate: Lock::new(()),
-            threaded: Cell::new(false),
+            threaded: AtomicBool::new(false),
             user: Cell::new(ptr::null()),
             asked: Cell::new(false),
             told: CachePadded::new(AtomicPtr::new(ptr::null_mut())),
@@ -106,7 +119,7 @@ impl Cache {
     /// Says which thread uses the cache from now on; null: none.
     pub(crate) fn set_user(&self, slot: *const Slot) {
         let _gate = self.gate.lock();
-        self.threaded.set(true);
+        self.threaded.store(true, Relaxed);
         self.user.set(slot);
     }
 
@@ -115,6 +128,16 @@ impl Cache {
         let _gate = self.gate.lock();
         self.asked.set(false);
         self.flush(arenas);
+    }
+
+    /// Bytes of spare spans that the cache keeps for a thread, or for a shard; anyone may ask.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.spare_bytes.load(Relaxed)
+    }
+
+    /// Whether threads use it, and not a shard; anyone may ask.
+    pub(crate) fn is_threaded(&self) -> bool {
+        self.threaded.load(Relaxed)
     }
 
     fn user(&self) -> Option<&Slot> {
@@ -126,7 +149,7 @@ impl Cache {
     /// Whether it could ask.
     pub(crate) fn ask(&self) -> bool {
         let Some(_gate) = self.gate_soon() else { return false };
-        if self.threaded.get() {
+        if self.is_threaded() {
             self.asked.set(true);
             if let Some(slot) = self.user() {
                 thread::revoke(self, slot);
@@ -154,21 +177,45 @@ impl Cache {
         let Some(_gate) = self.gate_soon() else {
             // Its thread does it when it takes the cache back.
             swept.busy += 1;
+            swept.uncounted += 1;
             return;
         };
         if !self.asked.take() {
+            swept.uncounted += usize::from(self.is_threaded());
             return;
         }
         match self.user() {
             Some(slot) => {
                 if barrier && thread::is_revoked(slot) {
-                    swept.slices += self.flush(arenas);
+                    self.sweep(arenas, swept);
                 } else {
                     swept.busy += 1;
+                    swept.uncounted += 1;
                 }
                 thread::restore(self, slot);
             }
-            None => swept.slices += self.flush(arenas),
+            None => self.sweep(arenas, swept),
+        }
+    }
+
+    /// Flushes the cache, and counts what is left.
+    pub(crate) fn sweep(&self, arenas: &Arenas, swept: &mut Swept) {
+        swept.slices += self.flush(arenas);
+        for class in 0..CLASSES {
+            let full = self.full[class].get() as usize;
+            let (mut slabs, mut blocks) = (full, full * class::capacity_of_class(class));
+            let current = self.current[class].get();
+            if !ptr::eq(current, &NO_SLAB.0) {
+                (slabs, blocks) = (slabs + 1, blocks + current.used() as usize);
+            }
+            let mut partial = self.partial[class].get();
+            while let Some(slab) = partial {
+                (slabs, blocks) = (slabs + 1, blocks + slab.used() as usize);
+                partial = slab.next.get();
+            }
+            swept.slabs += slabs;
+            swept.slab_slices += slabs * class::slices_of_class(class);
+            swept.live.add(class, blocks as u64);
         }
     }
 
@@ -222,6 +269,7 @@ impl Cache {
         let full = self.current[class].replace(&NO_SLAB.0);
         if !ptr::eq(full, &NO_SLAB.0) {
             full.set_state(State::Full);
+            self.full[class].set(self.full[class].get() + 1);
         }
         self.look(arenas);
         let slices = class::slices_of_class(class);
@@ -308,6 +356,10 @@ impl Cache {
         let lists = if Arenas::is_draining(slab.address()) { &self.parting } else { &self.partial };
         let list = &lists[slab.class()];
         let next = list.replace(Some(slab));
+        if slab.state() == State::Full {
+            let full = &self.full[slab.class()];
+            full.set(full.get() - 1);
+        }
         slab.set_state(State::Partial);
         slab.prev.set(None);
         slab.next.set(next);
@@ -358,19 +410,19 @@ impl Cache {
         let list = self.spare.get(slices)?;
         let spare = list.get()?;
         list.set(spare.next.get());
-        self.spare_bytes.set(self.spare_bytes.get() - slices * SLICE);
+        self.spare_bytes.store(self.spare_bytes() - slices * SLICE, Relaxed);
         Some(spare.address())
     }
 
     /// Keeps a span as a spare one, if there is a place for it. It is this cache's then.
     #[inline]
     pub(crate) fn push_spare(&self, address: usize, slices: usize) -> bool {
-        let bytes = self.spare_bytes.get() + slices * SLICE;
+        let bytes = self.spare_bytes() + slices * SLICE;
         let Some(list) = self.spare.get(slices).filter(|_| bytes <= SPARE_BYTES) else { return false };
         // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
         let header = unsafe { slab::header(address) };
         header.next.set(list.replace(Some(header)));
-        self.spare_bytes.set(bytes);
+        self.spare_bytes.store(bytes, Relaxed);
         true
     }
 
@@ -423,7 +475,7 @@ impl Cache {
                 given += slices;
             }
         }
-        self.spare_bytes.set(0);
+        self.spare_bytes.store(0, Relaxed);
         given
     }
 }

@@ -118,6 +118,59 @@ pub(crate) const fn slices_of_class(class: usize) -> usize {
     (size_of_class(class) * 8).div_ceil(1 << SLICE_SHIFT)
 }
 
+/// How many blocks a slab of a class has.
+pub(crate) const fn capacity_of_class(class: usize) -> usize {
+    slices_of_class(class) * SLICE / size_of_class(class)
+}
+
+/// How many blocks of each size class are in use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct LiveBlocks([u64; CLASSES]);
+
+impl LiveBlocks {
+    pub(crate) fn add(&mut self, class: usize, blocks: u64) {
+        self.0[class] += blocks;
+    }
+
+    /// The size of a block, and how many there are, of each class that has any; smallest first. A block serves whatever is no
+    /// larger than it and larger than the class before.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let classes = self.0.iter().enumerate().filter(|(_, blocks)| **blocks > 0);
+        classes.map(|(class, blocks)| (size_of_class(class), *blocks))
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Their bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.iter().map(|(size, blocks)| size as u64 * blocks).sum()
+    }
+}
+
+impl Default for LiveBlocks {
+    fn default() -> LiveBlocks {
+        LiveBlocks([0; CLASSES])
+    }
+}
+
+impl core::fmt::Debug for LiveBlocks {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for LiveBlocks {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,13 +11,12 @@
 use crate::cache::Block;
 use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, class_for, kind_of, size_of_class, slices_for};
 use crate::heap::{Core, free_remote};
+use crate::stats::{Stats, Trimmed};
 use crate::{slab, thread};
 use core::alloc::{GlobalAlloc, Layout};
 use core::cmp::Ordering;
 use core::ptr::{self, NonNull};
-use rdmalloc_arenas::{
-    Access, ArenaInfo, ArenaStats, Arenas, AttachError, Config, DetachError, Device, Registrar, SLICE,
-};
+use rdmalloc_arenas::{Access, ArenaInfo, Arenas, AttachError, Config, DetachError, Device, Policy, Registrar, SLICE};
 
 /// The tag of the global heap's arenas.
 const GLOBAL_TAG: u32 = 0;
@@ -27,20 +26,12 @@ const INTERNAL_TAG: u32 = 1;
 pub(crate) const FIRST_HEAP_TAG: u32 = 2;
 
 /// The global heap. Memory that a device refuses is served all the same: a program must go on.
-pub(crate) static GLOBAL: Core = Core::new(Config {
-    access: Access::LOCAL_WRITE,
-    require_registration: false,
-    serves_children: true,
-    tag: GLOBAL_TAG,
-});
+pub(crate) static GLOBAL: Core =
+    Core::new(Config { access: Access::LOCAL_WRITE, policy: Policy::Prefer, serves_children: true, tag: GLOBAL_TAG });
 
 /// What threads allocate from while they are inside the arenas. No device is ever attached to it.
-static INTERNAL: Core = Core::new(Config {
-    access: Access::LOCAL_READ,
-    require_registration: false,
-    serves_children: true,
-    tag: INTERNAL_TAG,
-});
+static INTERNAL: Core =
+    Core::new(Config { access: Access::LOCAL_READ, policy: Policy::Prefer, serves_children: true, tag: INTERNAL_TAG });
 
 /// The global allocator.
 ///
@@ -64,39 +55,6 @@ static INTERNAL: Core = Core::new(Config {
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rdmalloc(());
-
-/// What a drain pass has closed, and what it left.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Trimmed {
-    /// Arenas that were closed: deregistered with every device, and given back to the kernel.
-    pub closed_arenas: usize,
-    /// Their bytes.
-    pub closed_bytes: usize,
-    /// Arenas that are open still, since something in them is in use.
-    pub open_arenas: usize,
-    /// Their bytes.
-    pub open_bytes: usize,
-    /// Arenas that a device would not let go of; mapped for ever.
-    pub stuck_arenas: usize,
-    /// Threads whose caches were passed over, since they were stopped in the middle of an allocation. Try again.
-    pub busy_threads: usize,
-}
-
-impl Trimmed {
-    pub(crate) fn of(core: &Core) -> Trimmed {
-        let (closed, busy_threads) = core.drain();
-        let stats = core.arenas.stats();
-        Trimmed {
-            closed_arenas: closed.arenas,
-            closed_bytes: closed.bytes,
-            open_arenas: stats.arenas,
-            open_bytes: stats.open_bytes,
-            stuck_arenas: stats.stuck_arenas,
-            busy_threads,
-        }
-    }
-}
 
 impl Rdmalloc {
     /// The global heap.
@@ -146,8 +104,8 @@ impl Rdmalloc {
 
     /// Figures of the heap's arenas.
     #[must_use]
-    pub fn stats(&self) -> ArenaStats {
-        GLOBAL.arenas.stats()
+    pub fn stats(&self) -> Stats {
+        Stats::of(&GLOBAL)
     }
 
     /// Each arena of the heap, lowest address first.

@@ -17,7 +17,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 use crossbeam_utils::CachePadded;
 use rdmalloc_arenas::sync::{Lock, asymmetric};
-use rdmalloc_arenas::{Arenas, AttachError, Closed, Config, Device, Registrar, TakeError};
+use rdmalloc_arenas::{Arenas, AttachError, CaughtUp, Closed, Config, Device, Registrar, TakeError};
 use std::io;
 
 /// Shards of a heap. More than there are threads in the middle of an operation, mostly.
@@ -75,7 +75,9 @@ impl Core {
         let mut swept = Swept::default();
         self.arenas.choose_draining();
         for shard in &self.shards {
-            swept.slices += shard.lock().as_ref().map_or(0, |cache| cache.flush(&self.arenas));
+            if let Some(cache) = shard.lock().as_ref() {
+                cache.sweep(&self.arenas, &mut swept);
+            }
         }
         if self.serves_threads() {
             // One at a time, so that a cache asked for is drained by who asked.
@@ -101,20 +103,39 @@ impl Core {
         }
     }
 
-    /// A drain pass: all caches are emptied, and every arena without a block is closed. With how many caches were passed over.
-    pub(crate) fn drain(&self) -> (Closed, usize) {
+    /// A drain pass: all caches are emptied, and every arena without a block is closed. With what the caches are left with.
+    pub(crate) fn drain(&self) -> (Closed, Swept) {
         thread::inside(|| {
             let swept = self.sweep();
-            (self.arenas.close_all_empty(), swept.busy)
+            (self.arenas.close_all_empty(), swept)
         })
+    }
+
+    /// Registers what was refused, as far as that can be done now, and tells the listener of the limits.
+    pub(crate) fn catch_up(&self) -> CaughtUp {
+        let done = thread::inside(|| self.arenas.register_what_was_refused());
+        self.arenas.tell();
+        done
+    }
+
+    /// Bytes of spare spans in caches.
+    pub(crate) fn cached_bytes(&self) -> usize {
+        let shards = self.shards.iter().map(|shard| shard.lock().as_ref().map_or(0, |cache| cache.spare_bytes()));
+        let mut bytes = shards.sum();
+        if self.serves_threads() {
+            caches::for_each(|cache| bytes += if cache.is_threaded() { cache.spare_bytes() } else { 0 });
+        }
+        bytes
     }
 
     /// Attaches a device; what caches hold without need is given back first, and not pinned.
     pub(crate) fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
-        thread::inside(|| {
+        let attached = thread::inside(|| {
             self.sweep();
             self.arenas.attach(Box::new(device))
-        })
+        });
+        self.arenas.tell();
+        attached
     }
 
     /// Memory for a layout, from a shard.

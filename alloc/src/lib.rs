@@ -35,9 +35,11 @@
 // phase    where a heap is in its life
 // heap     the core of a heap: its arenas, and the caches that have no thread
 // thread   which cache is mine
+// stats    what a heap has, and what a drain pass left
 // global   the GlobalAlloc
 // pool     heaps that a program makes
 // buffer   their buffers
+// limits   what a heap may have registered
 
 mod buffer;
 mod cache;
@@ -46,17 +48,22 @@ mod claim;
 mod class;
 mod global;
 mod heap;
+mod limits;
 #[cfg(test)]
 mod model;
 mod phase;
 mod pool;
 mod slab;
+mod stats;
 mod thread;
 
 pub use buffer::{Buffer, BufferFull};
-pub use global::{Rdmalloc, Trimmed};
+pub use class::LiveBlocks;
+pub use global::Rdmalloc;
 pub use pool::{BuildError, Builder, Heap};
 pub use rdmalloc_arenas::{
-    Access, ArenaInfo, ArenaStats, AttachError, DetachError, Device, KeyError, Keys, Limits, MAX_DEVICES, Memlock,
-    NotRegistered, RegisterError, Registered, Registrar, Sge, SgeError, SgeMut, State, TakeError, registrar,
+    Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, DetachError, Device, DeviceStats, Event, Failures,
+    KeyError, Keys, Limits, MAX_DEVICES, Memlock, Name, NotRegistered, Policy, Refusal, Refusals, RegisterError,
+    Registered, Registrar, Sge, SgeError, SgeMut, State, TakeError, Times, registrar,
 };
+pub use stats::{Stats, Trimmed};

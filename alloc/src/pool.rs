@@ -1,9 +1,10 @@
 //! Heaps that a program makes: [`Heap`], with access flags of its own. Uses `heap`.
 
-use crate::Trimmed;
 use crate::buffer::Buffer;
 use crate::global::FIRST_HEAP_TAG;
 use crate::heap::Core;
+use crate::limits::Limited;
+use crate::stats::{Stats, Trimmed};
 use crate::thread;
 use core::fmt;
 use core::ptr;
@@ -12,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, fence};
 use memmap2::MmapOptions;
 use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{
-    Access, ArenaInfo, ArenaStats, Arenas, AttachError, Config, DetachError, Device, Registrar, TakeError, tag_of,
+    Access, ArenaInfo, Arenas, AttachError, Config, DetachError, Device, Policy, Registrar, TakeError, tag_of,
 };
 
 /// How many heaps a program can have at once, beside the global one.
@@ -29,7 +30,8 @@ static CHANGE: Lock<()> = Lock::new(());
 /// A handle: cloning it gives another for the same heap. When the last is dropped, no new buffers can be had; the arenas
 /// close, deregistered, as the last buffer goes, and then the heap's devices are detached.
 ///
-/// Unlike the global heap, a heap with a device attached serves registered memory or none ([`TakeError::Register`]).
+/// Unlike the global heap, a heap with a device attached serves registered memory or none ([`TakeError::Register`]), unless its
+/// [`Policy`] says otherwise.
 ///
 /// ```
 /// use rdmalloc::{Access, Heap};
@@ -41,7 +43,7 @@ static CHANGE: Lock<()> = Lock::new(());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Heap {
-    core: &'static Core,
+    pub(crate) core: &'static Core,
 }
 
 /// Makes a [`Heap`].
@@ -49,6 +51,7 @@ pub struct Heap {
 #[must_use]
 pub struct Builder {
     access: Access,
+    pub(crate) limited: Limited,
 }
 
 /// Why a heap could not be made.
@@ -93,7 +96,7 @@ impl Builder {
         let _change = CHANGE.lock();
         let config = |index: usize| Config {
             access: self.access,
-            require_registration: true,
+            policy: Policy::Require,
             serves_children: false,
             tag: FIRST_HEAP_TAG + index as u32,
         };
@@ -115,6 +118,7 @@ impl Builder {
             }
             // SAFETY: written above, or before; lives for ever.
             let core = unsafe { &*place };
+            self.limited.apply(&core.arenas);
             core.handles.store(1, Relaxed);
             core.phase.open();
             slot.store(place, Release);
@@ -127,7 +131,7 @@ impl Builder {
 impl Heap {
     /// Begins a new heap.
     pub fn builder() -> Builder {
-        Builder { access: Access::default() }
+        Builder { access: Access::default(), limited: Limited::default() }
     }
 
     /// An empty buffer with room for `capacity` bytes, aligned to 64 bytes. It never moves, and never grows beyond that.
@@ -178,8 +182,8 @@ impl Heap {
 
     /// Figures of the heap's arenas.
     #[must_use]
-    pub fn stats(&self) -> ArenaStats {
-        self.core.arenas.stats()
+    pub fn stats(&self) -> Stats {
+        Stats::of(self.core)
     }
 
     /// Each arena of the heap, lowest address first.
@@ -209,7 +213,7 @@ impl Drop for Heap {
 
 impl fmt::Debug for Heap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Heap").field("access", &self.access()).field("stats", &self.stats()).finish()
+        f.debug_struct("Heap").field("access", &self.access()).field("stats", &*self.stats()).finish()
     }
 }
 
@@ -249,5 +253,6 @@ pub(crate) fn end_if_empty(core: &Core) {
         }
     });
     core.give_up_caches();
+    core.arenas.set_listener(None);
     core.phase.reuse();
 }

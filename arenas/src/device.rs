@@ -9,6 +9,8 @@
 
 use crate::arena::{Arena, State};
 use crate::error::{AttachError, KeyError, NotRegistered};
+use crate::held::Held;
+use crate::name::{Name, NamePlace};
 use crate::region::{CHUNK_SHIFT, Region};
 use crate::registrar::Keys;
 use crate::sync::Lock;
@@ -17,14 +19,14 @@ use core::num::NonZeroUsize;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 use std::io;
 
 /// How many devices a process can have attached at once: 64.
 pub const MAX_DEVICES: usize = 64;
 
 /// What is read when keys are looked up: a column's first cache line.
-#[repr(align(128))]
+#[repr(C, align(128))]
 #[derive(Debug)]
 struct Column {
     /// The words of keys, null until the column is used the first time.
@@ -36,6 +38,9 @@ struct Column {
     generation: AtomicU32,
     /// The words of handles and errors, for those who ask why there are no keys.
     handles: AtomicPtr<AtomicU64>,
+    /// What all heaps of the process have registered with the device.
+    held: Held,
+    name: NamePlace,
 }
 
 static COLUMNS: [Column; MAX_DEVICES] = [const {
@@ -45,6 +50,8 @@ static COLUMNS: [Column; MAX_DEVICES] = [const {
         len: AtomicUsize::new(0),
         generation: AtomicU32::new(0),
         handles: AtomicPtr::new(ptr::null_mut()),
+        held: Held::new(),
+        name: NamePlace::new(),
     }
 }; MAX_DEVICES];
 
@@ -92,7 +99,9 @@ impl Device {
         if word != 0 && self.column.generation.load(Relaxed) == self.generation {
             Ok(decode(word))
         } else {
-            Err(self.why_not(address))
+            let mut why = KeyError::Detached;
+            self.note_why_not(address, &mut why);
+            Err(why)
         }
     }
 
@@ -126,7 +135,14 @@ impl Device {
         unsafe { &*keys.add(offset >> CHUNK_SHIFT) }.load(Acquire)
     }
 
+    /// In this form, the arguments lie in the registers where the look-up has them; returning what is longer than a word would
+    /// shift them, ahead of the branch (3 instructions).
     #[cold]
+    #[inline(never)]
+    fn note_why_not(self, address: usize, why: &mut KeyError) {
+        *why = self.why_not(address);
+    }
+
     fn why_not(self, address: usize) -> KeyError {
         if self.column.generation.load(Acquire) != self.generation {
             return KeyError::Detached;
@@ -135,14 +151,37 @@ impl Device {
         if crate::os::is_forked_child() {
             return KeyError::NotRegistered(NotRegistered::ForkedChild);
         }
-        // SAFETY: as in `word`; the table of handles is as long, and an arena's first chunk is one of the region's.
-        let error = unsafe { &*self.column.handles.load(Relaxed).add(arena.run().start) }.load(Relaxed);
-        let refused = arena.registered.load(Relaxed) & (1 << self.slot()) == 0 && error != 0;
         KeyError::NotRegistered(match arena.word.state() {
-            State::Live if refused => NotRegistered::Refused { code: error as i32 },
-            State::Live | State::Opening => NotRegistered::OtherHeap,
+            State::Live => self.reason(arena).unwrap_or(NotRegistered::OtherHeap),
+            State::Opening => NotRegistered::OtherHeap,
             _ => NotRegistered::Closed,
         })
+    }
+
+    /// Why the device has not registered an arena, if that was noted.
+    pub(crate) fn reason(self, arena: &Arena) -> Option<NotRegistered> {
+        let handles = self.column.handles.load(Relaxed);
+        if handles.is_null() || arena.registered.load(Relaxed) & (1 << self.slot()) != 0 {
+            return None;
+        }
+        // SAFETY: as in `word`; the table of handles is as long, and an arena's first chunk is one of the region's.
+        let word = unsafe { &*handles.add(arena.run().start) }.load(Relaxed);
+        (word != 0).then(|| NotRegistered::from_word(word))
+    }
+
+    /// The device that has a slot now.
+    pub(crate) fn in_slot(slot: usize) -> Device {
+        let column = &COLUMNS[slot];
+        Device { column, generation: column.generation.load(Acquire) }
+    }
+
+    /// What its registrar calls itself, such as `mlx5_0`; empty once the device is detached.
+    #[must_use]
+    pub fn name(self) -> Name {
+        let name = self.column.name.get();
+        // A name that is written meanwhile belongs to the next generation, which is told first.
+        fence(Acquire);
+        if self.column.generation.load(Relaxed) == self.generation { name } else { Name::default() }
     }
 
     /// The device's number, below [`MAX_DEVICES`].
@@ -187,7 +226,7 @@ pub(crate) struct Slotted {
 
 impl Slotted {
     /// Takes a column for a device: the one it has already, if another heap has it attached, else a vacant one.
-    pub(crate) fn acquire(identity: Option<NonZeroUsize>) -> Result<Slotted, AttachError> {
+    pub(crate) fn acquire(identity: Option<NonZeroUsize>, name: &str) -> Result<Slotted, AttachError> {
         let region = Region::get().map_err(AttachError::NoMemory)?;
         // Tables are made before the lock is taken: whatever allocates does so without it.
         let fresh = || -> io::Result<&'static Tables> {
@@ -218,6 +257,10 @@ impl Slotted {
                 column.base.store(region.base(), Relaxed);
                 column.len.store(region.len(), Relaxed);
                 column.generation.fetch_add(1, Release);
+                column.held.reset();
+                // After the generation, for who reads the name of the one before.
+                fence(Release);
+                column.name.set(Name::new(name));
             }
             let generation = column.generation.load(Relaxed);
             return Ok(Slotted { device: Device { column, generation }, tables });
@@ -233,6 +276,11 @@ impl Slotted {
             slot.identity = None;
             self.device.column.generation.fetch_add(1, Release);
         }
+    }
+
+    /// What all heaps have registered with the device.
+    pub(crate) fn held(&self) -> &Held {
+        &self.device.column.held
     }
 
     /// The bit of this column in a set.
@@ -263,11 +311,11 @@ impl Slotted {
         before
     }
 
-    /// Remembers why an arena is not registered, where its handle would be.
-    pub(crate) fn refuse(&self, first: usize, code: i32) {
+    /// Remembers why an arena is not registered, where its handle would be: a word of [`Refusal`](crate::Refusal).
+    pub(crate) fn refuse(&self, first: usize, word: u64) {
         // Without memory for the table there is no reason to be told either.
         if self.tables.handles.commit(first..first + 1).is_ok() {
-            self.tables.handles.get(first).store(u64::from(code.unsigned_abs()), Relaxed);
+            self.tables.handles.get(first).store(word, Relaxed);
         }
     }
 

@@ -1,10 +1,11 @@
 //! What can go wrong, with what was wanted, what the limit is, and what to do. Uses `os` for the memlock figures.
 
 use crate::os::Memlock;
+use crate::refusal::{RAISE_MEMLOCK, Refusal};
 use core::fmt;
 use std::io;
 
-/// A device refused to register memory.
+/// Memory was not registered: a device refused it, or a limit does not allow it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RegisterError {
@@ -16,31 +17,39 @@ pub struct RegisterError {
     pub devices: usize,
     /// What may be pinned, and what is. `None` for a device that does not count against it.
     pub memlock: Option<Memlock>,
-    /// What the device said.
-    pub source: io::Error,
+    /// Which limit it is, or what the device said.
+    pub reason: Refusal,
 }
 
 impl RegisterError {
     /// Whether the memlock limit is the reason.
     #[must_use]
     pub fn is_memlock(&self) -> bool {
-        let full = self.memlock.is_some_and(|memlock| memlock.allows() < self.wanted as u64);
-        full && matches!(self.source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM))
+        let full = || self.memlock.is_some_and(|memlock| memlock.allows() < self.wanted as u64);
+        match &self.reason {
+            Refusal::OverMemlock { .. } => true,
+            Refusal::Device(error) => {
+                matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM)) && full()
+            }
+            _ => false,
+        }
     }
 }
 
 impl fmt::Display for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, wanted, devices, .. } = self;
-        write!(f, "{device} would not register {} KiB (heap with {devices} device(s)): {}", wanted >> 10, self.source)?;
-        if let Some(memlock) = self.memlock.filter(|_| self.source.raw_os_error() == Some(libc::ENOMEM)) {
+        let Self { device, wanted, devices, reason, .. } = self;
+        write!(f, "{} KiB are not registered with {device} (heap with {devices} device(s)): {reason}", wanted >> 10)?;
+        let of_memory = match reason {
+            Refusal::OverMemlock { .. } => true,
+            Refusal::Device(error) => error.raw_os_error() == Some(libc::ENOMEM),
+            _ => false,
+        };
+        if let Some(memlock) = self.memlock.filter(|_| of_memory) {
             write!(f, "; {memlock}")?;
         }
         if self.is_memlock() {
-            f.write_str(
-                "; raise the limit with `ulimit -l`, LimitMEMLOCK= in a systemd unit, `--ulimit memlock=-1` in docker, or \
-                 /etc/security/limits.conf",
-            )?;
+            write!(f, "; {RAISE_MEMLOCK}")?;
         }
         Ok(())
     }
@@ -48,7 +57,10 @@ impl fmt::Display for RegisterError {
 
 impl std::error::Error for RegisterError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
+        match &self.reason {
+            Refusal::Device(error) => Some(error),
+            _ => None,
+        }
     }
 }
 
@@ -75,7 +87,7 @@ pub enum AttachError {
         /// The shortest that is of use, in bytes.
         wanted: u64,
     },
-    /// The device refused to register memory that the heap has open already.
+    /// Memory that the heap has open already was not registered: not all of it where the heap requires that, or none.
     Register(RegisterError),
     /// The device's library hides registered memory from children of fork (`MADV_DONTFORK`); a child would lose its heap.
     HidesMemoryFromChildren {
@@ -184,7 +196,7 @@ pub enum TakeError {
         /// What it said.
         source: io::Error,
     },
-    /// A device refused the new arena, and the heap only serves registered memory.
+    /// The new arena was not registered with a device, and the heap only serves registered memory.
     Register(RegisterError),
 }
 
@@ -236,6 +248,34 @@ pub enum NotRegistered {
         /// The operating system's error number; 12 (`ENOMEM`) is mostly the memlock limit.
         code: i32,
     },
+    /// It would have exceeded the heap's budget in bytes.
+    OverBudget {
+        /// The budget, in KiB; 2^30 - 1 stands for more.
+        limit_kib: u32,
+        /// What the heap had registered then, summed over its devices, in KiB.
+        registered_kib: u32,
+    },
+    /// It would have exceeded the heap's budget in registrations.
+    TooManyRegistrations {
+        /// The budget; 2^30 - 1 stands for more.
+        limit: u32,
+        /// The registrations that the heap had then, summed over its devices.
+        registered: u32,
+    },
+    /// The device takes no more registrations.
+    DeviceFull {
+        /// How many it takes; 2^30 - 1 stands for more.
+        limit: u32,
+        /// How many this process had made on it then.
+        registered: u32,
+    },
+    /// It would have exceeded the memlock limit.
+    OverMemlock {
+        /// `RLIMIT_MEMLOCK`, in KiB; 2^30 - 1 stands for more.
+        limit_kib: u32,
+        /// What was pinned then, in KiB.
+        pinned_kib: u32,
+    },
     /// The arena is being closed: nothing that is alive lies in it.
     Closed,
     /// This process is a child of fork, and the registrations are its parent's.
@@ -247,18 +287,42 @@ impl fmt::Display for KeyError {
         match self {
             Self::Detached => f.write_str("the device has been detached"),
             Self::Foreign => f.write_str("the memory is not rdmalloc's: only blocks of its heaps are registered"),
-            Self::NotRegistered(NotRegistered::OtherHeap) => {
-                f.write_str("the memory belongs to a heap that the device is not attached to")
-            }
-            Self::NotRegistered(NotRegistered::Refused { code }) => {
+            Self::NotRegistered(reason) => reason.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for NotRegistered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherHeap => f.write_str("the memory belongs to a heap that the device is not attached to"),
+            Self::Refused { code } => {
                 write!(f, "the device refused to register the arena: {}", io::Error::from_raw_os_error(*code))?;
                 if *code == libc::ENOMEM {
-                    f.write_str("; mostly the memlock limit: raise it with `ulimit -l` or LimitMEMLOCK=, then detach and attach")?;
+                    write!(f, "; mostly the memlock limit: {RAISE_MEMLOCK}")?;
                 }
                 Ok(())
             }
-            Self::NotRegistered(NotRegistered::Closed) => f.write_str("the arena is being closed: the block is freed"),
-            Self::NotRegistered(NotRegistered::ForkedChild) => {
+            Self::OverBudget { limit_kib, registered_kib } => write!(
+                f,
+                "the heap's budget of {limit_kib} KiB, of which {registered_kib} KiB were registered, left no room for the arena; \
+                 raise it with set_budget"
+            ),
+            Self::TooManyRegistrations { limit, registered } => write!(
+                f,
+                "the heap's budget of {limit} registration(s), of which {registered} were made, left no room for the arena; raise \
+                 it with set_budget"
+            ),
+            Self::DeviceFull { limit, registered } => {
+                write!(f, "the device takes {limit} registration(s), and {registered} were made")
+            }
+            Self::OverMemlock { limit_kib, pinned_kib } => write!(
+                f,
+                "the memlock limit of {limit_kib} KiB, of which {pinned_kib} KiB were pinned, left no room for the arena; \
+                 {RAISE_MEMLOCK}"
+            ),
+            Self::Closed => f.write_str("the arena is being closed: the block is freed"),
+            Self::ForkedChild => {
                 f.write_str("this process is a child of fork, and its parent's registrations are not its own")
             }
         }

@@ -10,6 +10,9 @@
 //! region     the address range; address <-> slice and chunk
 //! links      links of free blocks, outside the blocks
 //! registrar  the trait of what pins memory for a device      <- registrar::verbs, registrar::uring
+//! held       how much is registered, and may be
+//! refusal    why memory is not registered
+//! name       names of devices
 //! arena      one arena: its word, its slices
 //! device     the devices of the process, and their keys
 //! sge        scatter-gather entries that borrow what they describe
@@ -23,8 +26,11 @@ mod arena;
 mod arenas;
 mod device;
 mod error;
+mod held;
 mod links;
+mod name;
 mod os;
+mod refusal;
 mod region;
 pub mod registrar;
 mod sge;
@@ -33,11 +39,17 @@ mod table;
 
 pub use access::Access;
 pub use arena::State;
-pub use arenas::{ArenaInfo, ArenaStats, Arenas, Closed, Config, Seen, Span, tag_of};
+pub use arenas::{
+    ArenaInfo, ArenaStats, Arenas, CaughtUp, Closed, Config, DeviceStats, Event, Failures, Listener, Policy, Refusals,
+    Seen, Span, Times, tag_of,
+};
 pub use device::{Device, MAX_DEVICES};
 pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};
+pub use held::Budget;
 pub use links::{LINK_UNIT, link_of};
+pub use name::Name;
 pub use os::Memlock;
+pub use refusal::Refusal;
 pub use region::{CHUNK, CHUNK_SHIFT, SLICE, SLICE_META, SLICE_SHIFT, SLICES_PER_CHUNK, SliceMeta, meta_of, slice_of};
 pub use registrar::{Keys, Limits, Registered, Registrar};
 pub use sge::{Sge, SgeError, SgeMut};

@@ -1,6 +1,6 @@
 //! The one face behind which every device lies: [`Registrar`], the unsafe trait of things that pin memory for a device.
 //!
-//! Uses [`Access`]; knows nothing of regions and arenas. The backends stand beside it: `verbs` (an `ibv_pd`) and `uring`
+//! Uses [`Access`] and `os`; knows nothing of regions and arenas. The backends stand beside it: `verbs` (an `ibv_pd`) and `uring`
 //! (the fixed buffers of an io_uring).
 
 #[cfg(feature = "uring")]
@@ -9,6 +9,7 @@ pub mod uring;
 pub mod verbs;
 
 use crate::Access;
+use crate::os::Memlock;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 use std::io;
@@ -105,6 +106,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// paging) untouched memory stays untouched.
     fn pins_pages(&self) -> bool {
         true
+    }
+
+    /// What may still be pinned here, as the kernel will count it; asked before each registration, which is not tried where
+    /// that would fail for certain. `None`: it is not limited, or not known.
+    fn memlock(&self) -> Option<Memlock> {
+        self.is_memlocked().then(Memlock::now)
     }
 
     /// Whether children of `fork` no longer have memory once it is registered here (the verbs library marks it DONTFORK when

@@ -1,6 +1,6 @@
 //! A process of its own, with little address space (`ulimit -v`).
 
-use rdmalloc_arenas::{Access, Arenas, Config, SLICE, TakeError};
+use rdmalloc_arenas::{Access, Arenas, Config, Policy, SLICE, TakeError};
 use std::sync::Once;
 
 const MIB: usize = 1 << 20;
@@ -17,7 +17,7 @@ fn heap() -> &'static Arenas {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
     });
     let (access, serves_children) = (Access::LOCAL_WRITE, false);
-    Box::leak(Box::new(Arenas::new(Config { access, require_registration: true, serves_children, tag: 0 })))
+    Box::leak(Box::new(Arenas::new(Config { access, policy: Policy::Require, serves_children, tag: 0 })))
 }
 
 #[test]

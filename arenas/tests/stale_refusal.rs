@@ -1,6 +1,6 @@
 //! A process of its own, so that the second device gets the column that the first has left.
 
-use rdmalloc_arenas::{Access, Arenas, Config, KeyError, Keys, NotRegistered, Registered, Registrar};
+use rdmalloc_arenas::{Access, Arenas, Config, KeyError, Keys, NotRegistered, Policy, Registered, Registrar};
 use std::io;
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ unsafe impl Registrar for Refusing {
 
 #[test]
 fn a_refusal_is_not_told_of_the_next_device() {
-    let config = Config { access: Access::LOCAL_WRITE, require_registration: false, serves_children: false, tag: 0 };
+    let config = Config { access: Access::LOCAL_WRITE, policy: Policy::Prefer, serves_children: false, tag: 0 };
     let (heap, other) = (Arenas::new(config), Arenas::new(config));
     let refusing = heap.attach(Box::new(Refusing(true))).unwrap();
     let span = heap.take(1, 1).unwrap();

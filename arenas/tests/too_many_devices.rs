@@ -1,7 +1,7 @@
 //! A process of its own, since devices are counted over the process.
 
 use core::ops::Range;
-use rdmalloc_arenas::{Access, Arenas, AttachError, Config, Device, Keys, MAX_DEVICES, Registered, Registrar};
+use rdmalloc_arenas::{Access, Arenas, AttachError, Config, Device, Keys, MAX_DEVICES, Policy, Registered, Registrar};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
@@ -26,7 +26,7 @@ unsafe impl Registrar for Counting {
 #[test]
 fn more_devices_than_fit_are_refused_and_nothing_is_lost() {
     static HEAP: Arenas =
-        Arenas::new(Config { access: Access::LOCAL_WRITE, require_registration: true, serves_children: false, tag: 0 });
+        Arenas::new(Config { access: Access::LOCAL_WRITE, policy: Policy::Require, serves_children: false, tag: 0 });
     let span = HEAP.take(1, 1).unwrap();
     for _ in 0..2 {
         let devices: Vec<Device> = (0..MAX_DEVICES).map(|_| HEAP.attach(Box::new(Counting)).unwrap()).collect();

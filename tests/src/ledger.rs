@@ -1,8 +1,9 @@
 //! A registrar without a device: it keeps books of what is registered, and fails when a test asks it to.
 
-use rdmalloc_arenas::{Access, Keys, Limits, Registered, Registrar};
+use rdmalloc_arenas::{Access, Keys, Limits, Memlock, Registered, Registrar};
 use std::collections::BTreeMap;
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +17,8 @@ struct Books {
     registrations: u64,
     refuse_after: Option<u64>,
     max_len: Option<u64>,
+    max_registrations: Option<u64>,
+    memlock: Option<u64>,
 }
 
 impl Ledger {
@@ -29,6 +32,18 @@ impl Ledger {
         let ledger = Ledger::default();
         ledger.books().max_len = Some(max_len);
         ledger
+    }
+
+    /// Empty books of a device that takes at most so many registrations.
+    pub fn with_max_registrations(max_registrations: u64) -> Ledger {
+        let ledger = Ledger::default();
+        ledger.books().max_registrations = Some(max_registrations);
+        ledger
+    }
+
+    /// Says how many bytes may be pinned here from now on; nothing is refused for that when it is tried.
+    pub fn set_memlock(&self, limit: Option<u64>) {
+        self.books().memlock = limit;
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -85,11 +100,28 @@ unsafe impl Registrar for Ledger {
     }
 
     fn limits(&self) -> Limits {
-        Limits { max_len: self.books().max_len.unwrap_or(u64::MAX), ..Limits::NONE }
+        let books = self.books();
+        let none = Limits::NONE;
+        Limits {
+            max_len: books.max_len.unwrap_or(none.max_len),
+            max_registrations: books.max_registrations.unwrap_or(none.max_registrations),
+        }
+    }
+
+    fn identity(&self) -> Option<NonZeroUsize> {
+        // Where clones share a limit they have to be one device.
+        let shares = self.books().max_registrations.is_some();
+        NonZeroUsize::new(Arc::as_ptr(&self.0).addr()).filter(|_| shares)
+    }
+
+    fn memlock(&self) -> Option<Memlock> {
+        let books = self.books();
+        let pinned = books.live.values().map(|live| live.len() as u64).sum();
+        books.memlock.map(|limit| Memlock { limit: Some(limit), pinned })
     }
 
     fn is_memlocked(&self) -> bool {
-        false
+        self.books().memlock.is_some()
     }
 
     fn name(&self) -> &str {

@@ -1,7 +1,7 @@
 //! A registrar around a registrar that counts: how the demo knows what each way costs.
 
 use rdmalloc::Access;
-use rdmalloc_arenas::{Limits, Registered, Registrar};
+use rdmalloc_arenas::{Limits, Memlock, Registered, Registrar};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -75,6 +75,10 @@ unsafe impl Registrar for Counted {
 
     fn identity(&self) -> Option<NonZeroUsize> {
         self.inner.identity()
+    }
+
+    fn memlock(&self) -> Option<Memlock> {
+        self.inner.memlock()
     }
 
     fn is_memlocked(&self) -> bool {

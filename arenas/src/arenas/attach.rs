@@ -1,17 +1,20 @@
 //! Devices come and go: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role.
 
+use super::Policy;
 use super::{Arenas, Role, arenas};
 use crate::arena::{Arena, State};
 use crate::device::{Device, Slotted};
 use crate::error::{AttachError, DetachError, RegisterError};
-use crate::os::{self, Memlock};
-use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
+use crate::held::{Amount, Budget};
+use crate::os;
+use crate::refusal::Refusal;
+use crate::region::{CHUNK, Region};
 use crate::registrar::{Registered, Registrar};
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
-use crossbeam_utils::Backoff;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 /// A device that is attached to a heap.
 pub(super) struct Attached {
@@ -19,11 +22,23 @@ pub(super) struct Attached {
     pub(super) registrar: Box<dyn Registrar>,
     /// The length of the pieces in which arenas are registered with this device; a power of two from [`CHUNK`] on.
     piece: usize,
+    /// How many registrations the device takes.
+    max_registrations: u64,
     /// Whether its registrations count against the memlock limit.
     pub(super) memlocked: bool,
 }
 
 impl Attached {
+    /// What registering so many bytes with the device takes.
+    pub(super) fn amount(&self, bytes: usize) -> Amount {
+        Amount::new(bytes, bytes.div_ceil(self.piece))
+    }
+
+    /// What the device takes at most, of all heaps together.
+    pub(super) fn most(&self) -> Budget {
+        Budget { registrations: self.max_registrations, ..Budget::NONE }
+    }
+
     /// The pieces of `memory` (a whole arena, or the first pieces of one), in order.
     fn pieces(&self, memory: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (Range { start, end }, piece) = (memory.clone(), self.piece);
@@ -47,7 +62,7 @@ fn piece_length(max_len: u64) -> usize {
 }
 
 /// Lets an arena be purged again, once no device has it.
-fn unpin_if_unregistered(arena: &Arena) {
+pub(super) fn unpin_if_unregistered(arena: &Arena) {
     if arena.registered.load(Relaxed) == 0 && !arena.word.is_kept() {
         arena.word.unpin();
     }
@@ -68,7 +83,9 @@ impl Arenas {
     ///
     /// # Errors
     ///
-    /// [`AttachError`]; whatever was registered is deregistered again, and the registrar dropped.
+    /// [`AttachError`]; whatever was registered is deregistered again, and the registrar dropped. Where the policy is
+    /// [`Policy::Prefer`], arenas that a limit does not allow are left unregistered, but an attachment that would have
+    /// registered nothing of what is open is an error.
     pub fn attach(&self, registrar: Box<dyn Registrar>) -> Result<Device, AttachError> {
         if os::is_forked_child() {
             return Err(AttachError::ForkedChild);
@@ -84,7 +101,7 @@ impl Arenas {
         let region = Region::get().map_err(AttachError::NoMemory)?;
         os::mark_process().map_err(AttachError::NoMemory)?;
         let mut role = self.role.lock();
-        let slotted = Slotted::acquire(registrar.identity())?;
+        let slotted = Slotted::acquire(registrar.identity(), registrar.name())?;
         if role.attached.iter().any(|other| other.slotted.device == slotted.device) {
             slotted.release();
             return Err(AttachError::AlreadyAttached { device: name() });
@@ -93,27 +110,37 @@ impl Arenas {
         let device = slotted.device;
         let piece = piece_length(limits.max_len);
         let memlocked = registrar.is_memlocked();
-        role.attached.push(Attached { slotted, registrar, piece, memlocked });
+        let max_registrations = limits.max_registrations;
+        self.counts.of(device).reset();
+        role.attached.push(Attached { slotted, registrar, piece, max_registrations, memlocked });
         let attached = &role.attached[role.attached.len() - 1];
         // Only the role's holder changes the list, so it may be walked without the lock.
         let all: Vec<_> = arenas(&self.read()).collect();
-        let mut result = Ok(());
+        let (mut result, mut registered, mut refused) = (Ok(()), 0, Vec::new());
         for arena in all.iter().filter(|arena| arena.word.state() == State::Live) {
-            let backoff = Backoff::new();
-            arena.word.pin(|| backoff.snooze());
-            if attached.registrar.pins_pages() {
-                let first = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
-                // SAFETY: a live arena is writable, and stays open: closing needs the role.
-                unsafe { os::prefault(first, arena.len()) };
+            let may = self.may_register(attached, attached.amount(arena.len())).is_ok();
+            if may {
+                self.pin_and_prefault(region, arena, attached);
             }
             result = self.register(region, &role, attached, arena);
-            if result.is_err() {
-                unpin_if_unregistered(arena);
+            let Err(error) = &result else {
+                registered += 1;
+                continue;
+            };
+            unpin_if_unregistered(arena);
+            if self.policy() == Policy::Require || !error.reason.is_limit() || arena.word.is_kept() {
                 break;
             }
+            refused.extend(core::mem::replace(&mut result, Ok(())).err().map(|error| (arena, error)));
         }
-        let Err(error) = result else { return Ok(device) };
-        self.counts.refusals.fetch_add(1, Relaxed);
+        if registered == 0 && result.is_ok() {
+            result = refused.pop().map_or(Ok(()), |(_, error)| Err(error));
+        }
+        let Err(error) = result else {
+            self.limits.attached.fetch_or(attached.slotted.bit(), Relaxed);
+            refused.iter().for_each(|(arena, error)| self.note_refusal(attached, arena, error));
+            return Ok(device);
+        };
         // An arena that the device will not let go of is marked as kept by `take_out`.
         let left = role.attached.pop().map(|attached| self.take_out(region, attached, &all));
         drop(role);
@@ -133,8 +160,10 @@ impl Arenas {
         let mut role = self.role.lock();
         let index = role.attached.iter().position(|attached| attached.slotted.device == device);
         let attached = role.attached.remove(index.ok_or(DetachError::NotAttached)?);
+        self.limits.attached.fetch_and(!attached.slotted.bit(), Relaxed);
         let all: Vec<_> = arenas(&self.read()).collect();
         let (result, registrar) = self.take_out(region, attached, &all);
+        self.review();
         drop(role);
         drop(registrar);
         result
@@ -178,26 +207,37 @@ impl Arenas {
         attached: &Attached,
         arena: &Arena,
     ) -> Result<(), RegisterError> {
+        let result = self.try_register(region, attached, arena);
+        self.watch_soft_limit();
+        result.map_err(|reason| {
+            self.counts.refused(attached.slotted.device, &reason);
+            RegisterError {
+                device: attached.registrar.name().to_owned(),
+                wanted: arena.len(),
+                devices: role.attached.len().max(1),
+                memlock: attached.memlocked.then(|| attached.registrar.memlock()).flatten(),
+                reason,
+            }
+        })
+    }
+
+    fn try_register(&self, region: &Region, attached: &Attached, arena: &Arena) -> Result<(), Refusal> {
         let memory = arena.memory(region);
-        let refuse = |source| RegisterError {
-            device: attached.registrar.name().to_owned(),
-            wanted: memory.len(),
-            devices: role.attached.len().max(1),
-            memlock: attached.memlocked.then(Memlock::now),
-            source,
-        };
         if os::is_forked_child() {
-            return Err(refuse(io::Error::other(
-                "this process is a child of fork of the one that attached the device",
-            )));
+            let child = "this process is a child of fork of the one that attached the device";
+            return Err(Refusal::Device(io::Error::other(child)));
         }
-        attached.slotted.prepare(arena.run()).map_err(refuse)?;
+        attached.slotted.prepare(arena.run()).map_err(Refusal::Device)?;
+        self.admit(attached, attached.amount(memory.len()))?;
         let mut done = memory.start;
         for piece in attached.pieces(&memory) {
             // SAFETY: an arena that is open stays mapped until every device has let go of it, and is memory of a heap whose
             // access flags say who may reach it.
             let register = || unsafe { attached.registrar.register(piece.clone(), self.config.access) };
-            let result = guard(register).and_then(|registered| {
+            let begin = Instant::now();
+            let result = guard(register).inspect_err(|_| self.dismiss(attached, Amount::new(piece.len(), 1)));
+            let result = result.and_then(|registered| {
+                self.counts.of(attached.slotted.device).registering.since(begin);
                 self.counts.registrations.fetch_add(1, Relaxed);
                 if attached.slotted.publish(chunks(region, &piece), registered.keys, registered.handle) {
                     return Ok(());
@@ -217,7 +257,10 @@ impl Arenas {
                         arena.word.keep();
                     }
                 }
-                return Err(refuse(source));
+                // Nobody was asked for what follows the piece that failed.
+                let rest = memory.end - piece.end;
+                self.dismiss(attached, attached.amount(rest));
+                return Err(Refusal::Device(source));
             }
             done = piece.end;
         }
@@ -232,8 +275,13 @@ impl Arenas {
         if os::is_forked_child() {
             return Ok(());
         }
-        guard(|| attached.registrar.deregister(Registered { keys, handle }, piece.clone()))?;
+        let (device, begin) = (attached.slotted.device, Instant::now());
+        let ended = guard(|| attached.registrar.deregister(Registered { keys, handle }, piece.clone()));
+        ended.inspect_err(|_| self.counts.not_ended(device))?;
+        self.counts.of(device).deregistering.since(begin);
         self.counts.deregistrations.fetch_add(1, Relaxed);
+        self.dismiss(attached, Amount::new(piece.len(), 1));
+        self.watch_soft_limit();
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! What can be seen of a heap's arenas. Reads; changes nothing.
 
+use super::counts::{Failures, Refusals, Times};
 use super::{Arenas, arenas};
 use crate::arena::{Arena, State};
 use crate::device::Device;
@@ -8,8 +9,9 @@ use crate::registrar::Keys;
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// What a heap has, and has done.
+/// What a heap has, and has done. What is counted since the start never falls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ArenaStats {
     /// Arenas that are open.
@@ -20,18 +22,42 @@ pub struct ArenaStats {
     pub taken_bytes: usize,
     /// Spans that are taken.
     pub spans: usize,
-    /// Bytes registered, summed over the devices.
-    pub registered_bytes: usize,
+    /// Of the open arenas, those without a span: kept for the next demand.
+    pub retained_arenas: usize,
+    /// Their bytes.
+    pub retained_bytes: usize,
+    /// Of the open arenas, those that are not registered with every device of the heap.
+    pub unregistered_arenas: usize,
+    /// Their bytes.
+    pub unregistered_bytes: usize,
+    /// Arenas that are being opened.
+    pub opening_arenas: usize,
+    /// Arenas that are being closed.
+    pub closing_arenas: usize,
     /// Arenas that a device would not let go of; kept for ever.
     pub stuck_arenas: usize,
+    /// Their bytes.
+    pub stuck_bytes: usize,
+    /// Bytes registered, summed over the devices; of arenas that are stuck as well.
+    pub registered_bytes: usize,
+    /// Registrations there are, over all devices.
+    pub registered: u64,
     /// Arenas opened since the start.
     pub opened: u64,
     /// Registrations made since the start, over all devices.
     pub registrations: u64,
     /// Registrations ended since the start.
     pub deregistrations: u64,
-    /// Registrations refused since the start.
+    /// Registrations refused since the start, by devices and by limits.
     pub refusals: u64,
+    /// The same by the reason.
+    pub refused: Refusals,
+    /// What else failed since the start.
+    pub failures: Failures,
+    /// How long opening arenas took, since the start.
+    pub opening: Times,
+    /// How long closing arenas took, since the start.
+    pub closing: Times,
     /// Bytes given back to the kernel by purging since the start.
     pub purged_bytes: u64,
 }
@@ -53,28 +79,47 @@ pub struct ArenaInfo {
 }
 
 impl Arenas {
-    /// Figures of all arenas together.
+    /// Figures of all arenas together. Allocates nothing, waits for no device: one walk over the list of arenas.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         let list = self.read();
+        let (counts, held, refused) = (&self.counts, self.limits.held.now(), self.counts.refusals());
+        let attached = self.limits.attached.load(Relaxed);
         let mut stats = ArenaStats {
             opened: list.opened,
-            registrations: self.counts.registrations.load(Relaxed),
-            deregistrations: self.counts.deregistrations.load(Relaxed),
-            refusals: self.counts.refusals.load(Relaxed),
-            purged_bytes: self.counts.purged.load(Relaxed),
+            opening_arenas: counts.opening_now.load(Relaxed) as usize,
+            closing_arenas: counts.closing_now.load(Relaxed) as usize,
+            registered_bytes: held.bytes as usize,
+            registered: held.registrations,
+            registrations: counts.registrations.load(Relaxed),
+            deregistrations: counts.deregistrations.load(Relaxed),
+            refusals: refused.total(),
+            refused,
+            failures: counts.failures(),
+            opening: counts.opening.times(),
+            closing: counts.closing.times(),
+            purged_bytes: counts.purged.load(Relaxed),
             ..ArenaStats::default()
         };
         for arena in arenas(&list) {
             if arena.word.state() == State::Stuck || arena.word.is_kept() {
                 stats.stuck_arenas += 1;
+                stats.stuck_bytes += arena.len();
                 continue;
             }
             stats.arenas += 1;
             stats.open_bytes += arena.len();
             stats.taken_bytes += (arena.slices() - arena.free_slices()) * SLICE;
-            stats.spans += arena.word.live_spans();
-            stats.registered_bytes += arena.len() * arena.registered.load(Relaxed).count_ones() as usize;
+            let spans = arena.word.live_spans();
+            stats.spans += spans;
+            if spans == 0 {
+                stats.retained_arenas += 1;
+                stats.retained_bytes += arena.len();
+            }
+            if attached & !arena.registered.load(Relaxed) != 0 {
+                stats.unregistered_arenas += 1;
+                stats.unregistered_bytes += arena.len();
+            }
         }
         stats
     }

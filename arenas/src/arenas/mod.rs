@@ -12,7 +12,10 @@
 //! with every device, and only then unmapped.
 
 mod attach;
+mod counts;
 mod info;
+mod limits;
+mod notice;
 mod placement;
 #[cfg(test)]
 mod tests;
@@ -25,17 +28,24 @@ use crate::os::{self, Memlock};
 use crate::region::{CHUNK, Region, SLICE, SLICES_PER_CHUNK};
 use crate::sync::Lock;
 use attach::Attached;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use counts::Counts;
+pub use counts::{DeviceStats, Failures, Refusals, Times};
 pub use info::{ArenaInfo, ArenaStats};
+use limits::Bounds;
+pub use limits::{CaughtUp, Policy};
+use notice::Notices;
+pub use notice::{Event, Listener};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Instant;
 
 /// How a heap's arenas are made. Fixed for the heap's life.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// What devices and peers may do with the memory.
     pub access: Access,
-    /// Whether memory that a device refuses is not served at all. Otherwise it is, and [`Device`](crate::Device) says why it has no keys.
-    pub require_registration: bool,
+    /// What happens to memory that a device does not register, unless [`Arenas::set_policy`] says otherwise.
+    pub policy: Policy,
     /// Whether children of fork use this heap, so that a device whose library would hide it from them is refused.
     pub serves_children: bool,
     /// A number of the owner's, found again from any address by [`tag_of`].
@@ -66,6 +76,8 @@ pub struct Arenas {
     /// Bytes in arenas that are not vacant.
     open: AtomicUsize,
     counts: Counts,
+    limits: Bounds,
+    notices: Notices,
 }
 
 #[derive(Debug)]
@@ -79,14 +91,6 @@ struct List {
 #[derive(Debug)]
 struct Role {
     attached: Vec<Attached>,
-}
-
-#[derive(Debug)]
-struct Counts {
-    registrations: AtomicU64,
-    deregistrations: AtomicU64,
-    refusals: AtomicU64,
-    purged: AtomicU64,
 }
 
 /// What a pass has closed.
@@ -118,12 +122,9 @@ impl Arenas {
             list: RwLock::new(List { head: 0, opened: 0 }),
             role: Lock::new(Role { attached: Vec::new() }),
             open: AtomicUsize::new(0),
-            counts: Counts {
-                registrations: AtomicU64::new(0),
-                deregistrations: AtomicU64::new(0),
-                refusals: AtomicU64::new(0),
-                purged: AtomicU64::new(0),
-            },
+            counts: Counts::new(),
+            limits: Bounds::new(config.policy),
+            notices: Notices::new(),
         }
     }
 
@@ -161,6 +162,11 @@ impl Arenas {
     ///
     /// As [`take`](Self::take).
     pub fn make_room(&self, seen: Seen, slices: usize, align: usize) -> Result<(), TakeError> {
+        let result = self.try_make_room(seen, slices, align);
+        result.inspect_err(|error| self.counts.not_opened(error))
+    }
+
+    fn try_make_room(&self, seen: Seen, slices: usize, align: usize) -> Result<(), TakeError> {
         let wanted = slices.saturating_mul(SLICE);
         let region = Region::get().map_err(|source| TakeError::NoMemory { wanted, source })?;
         if wanted > region.len() || align > region.len() / SLICE {
@@ -251,6 +257,8 @@ impl Arenas {
         self.close_empty(role, RETAIN.max(open / 8));
         let memlocked = role.attached.iter().filter(|attached| attached.memlocked).count();
         let policy = policy_size(region.len(), open, memlocked, Memlock::now().allows());
+        let policy = policy.min(policy_size(region.len(), open, role.attached.len(), self.budget_allows()));
+        self.make_way(role, policy.max(needed));
         let mut result = self.open_exactly(region, role, policy.max(needed), align);
         // Rather a small arena than none, and rather none in reserve.
         if result.is_err() && needed < policy {
@@ -263,6 +271,17 @@ impl Arenas {
     }
 
     fn open_exactly(&self, region: &Region, role: &Role, bytes: usize, align: usize) -> Result<(), TakeError> {
+        let begin = Instant::now();
+        self.counts.opening_now.fetch_add(1, Relaxed);
+        let result = self.try_open(region, role, bytes, align);
+        self.counts.opening_now.fetch_sub(1, Relaxed);
+        if result.is_ok() {
+            self.counts.opening.since(begin);
+        }
+        result
+    }
+
+    fn try_open(&self, region: &Region, role: &Role, bytes: usize, align: usize) -> Result<(), TakeError> {
         let no_memory = |source| TakeError::NoMemory { wanted: bytes, source };
         let count = bytes / CHUNK;
         let first = region.take_run(count, align).map_err(no_memory)?;
@@ -284,20 +303,23 @@ impl Arenas {
             region.give_run(run);
             return Err(no_memory(source));
         }
-        if role.attached.iter().any(|attached| attached.registrar.pins_pages()) && !os::is_forked_child() {
+        // Not for memory that nobody will register, or that registering does not pin.
+        let pins = |attached: &Attached| {
+            attached.registrar.pins_pages() && self.may_register(attached, attached.amount(bytes)).is_ok()
+        };
+        if role.attached.iter().any(pins) && !os::is_forked_child() {
             // SAFETY: just opened, so it is writable.
             unsafe { os::prefault(start, bytes) };
         }
         for attached in &role.attached {
             let Err(error) = self.register(region, role, attached, arena) else { continue };
-            self.counts.refusals.fetch_add(1, Relaxed);
-            if self.config.require_registration || arena.word.is_kept() {
+            if self.policy() == Policy::Require || arena.word.is_kept() {
                 if !self.end(region, role, arena, State::Opening) {
                     drop(self.link(arena));
                 }
                 return Err(TakeError::Register(error));
             }
-            attached.slotted.refuse(run.start, error.source.raw_os_error().unwrap_or(libc::EIO));
+            self.note_refusal(attached, arena, &error);
         }
         self.open.fetch_add(bytes, Relaxed);
         let pinned = arena.registered.load(Relaxed) != 0;
@@ -322,6 +344,17 @@ impl Arenas {
 
     /// The end of an arena that nobody can take spans from: deregistered, then unmapped. Whether it is gone.
     fn end(&self, region: &Region, role: &Role, arena: &Arena, from: State) -> bool {
+        let begin = Instant::now();
+        self.counts.closing_now.fetch_add(1, Relaxed);
+        let gone = self.try_end(region, role, arena, from);
+        self.counts.closing_now.fetch_sub(1, Relaxed);
+        if gone && from == State::Closing {
+            self.counts.closing.since(begin);
+        }
+        gone
+    }
+
+    fn try_end(&self, region: &Region, role: &Role, arena: &Arena, from: State) -> bool {
         let mut free = true;
         arena.set_draining(false);
         for attached in &role.attached {

@@ -79,9 +79,9 @@ impl Fake {
     }
 }
 
-fn heap(require_registration: bool) -> &'static Arenas {
-    let access = Access::LOCAL_WRITE;
-    Box::leak(Box::new(Arenas::new(Config { access, require_registration, serves_children: false, tag: 9 })))
+fn heap(require: bool) -> &'static Arenas {
+    let (access, policy) = (Access::LOCAL_WRITE, if require { Policy::Require } else { Policy::Prefer });
+    Box::leak(Box::new(Arenas::new(Config { access, policy, serves_children: false, tag: 9 })))
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn arenas_are_small_under_a_memlock_limit_and_few_beyond_it() {
 #[test]
 fn memory_that_a_peer_could_write_is_never_called_zero() {
     let access = Access::REMOTE_WRITE;
-    let config = Config { access, require_registration: true, serves_children: false, tag: 0 };
+    let config = Config { access, policy: Policy::Require, serves_children: false, tag: 0 };
     let heap: &'static Arenas = Box::leak(Box::new(Arenas::new(config)));
     assert!(!heap.take(1, 1).unwrap().zero);
 }

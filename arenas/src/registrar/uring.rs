@@ -23,9 +23,10 @@ mod probe;
 mod slots;
 
 use super::{Keys, Limits, Registered, Registrar};
-use crate::Access;
+use crate::{Access, Memlock};
 use core::num::NonZeroUsize;
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::{fmt, ptr};
 use io_uring::{IoUring, cqueue, squeue};
 use slots::Slots;
@@ -81,6 +82,11 @@ struct Shared {
     /// are the user's.
     ring: IoUring,
     slots: Slots,
+    /// Bytes in the slots.
+    bytes: AtomicU64,
+    /// Whether registrations count against the memlock limit. The kernel decides that when a ring is made: for a process with
+    /// the capability `IPC_LOCK` they never do.
+    is_limited: bool,
     /// The process that made it. A child of `fork` has the same ring, and must not take its table away.
     process: u32,
 }
@@ -145,7 +151,9 @@ impl Uring {
             Some(libc::EBUSY) => UringError::TableExists,
             _ => UringError::Os { doing: "register an empty table of fixed buffers", source },
         })?;
-        Ok(Uring { shared: Arc::new(Shared { ring, slots: Slots::new(slots), process: std::process::id() }) })
+        let (slots, bytes, process) = (Slots::new(slots), AtomicU64::new(0), std::process::id());
+        let is_limited = Memlock::now().limit.is_some();
+        Ok(Uring { shared: Arc::new(Shared { ring, slots, bytes, is_limited, process }) })
     }
 
     /// How many slots hold a registration now.
@@ -197,7 +205,10 @@ unsafe impl Registrar for Uring {
         let base = ptr::with_exposed_provenance_mut(memory.start);
         // SAFETY: the caller of `register` has the memory mapped and lets the device write it.
         match unsafe { shared.put(slot, base, memory.len()) } {
-            Ok(()) => Ok(Registered { keys: Keys { lkey: slot, rkey: 0 }, handle: slot.into() }),
+            Ok(()) => {
+                shared.bytes.fetch_add(memory.len() as u64, Relaxed);
+                Ok(Registered { keys: Keys { lkey: slot, rkey: 0 }, handle: slot.into() })
+            }
             Err(error) => {
                 shared.slots.give_back(slot);
                 Err(error)
@@ -205,7 +216,7 @@ unsafe impl Registrar for Uring {
         }
     }
 
-    fn deregister(&self, registered: Registered, _memory: Range<usize>) -> io::Result<()> {
+    fn deregister(&self, registered: Registered, memory: Range<usize>) -> io::Result<()> {
         let shared = &*self.shared;
         let slot = registered.keys.lkey;
         // SAFETY: an empty buffer.
@@ -213,7 +224,15 @@ unsafe impl Registrar for Uring {
         // Only now, or another thread's registration could be emptied. After an error the index stays taken, as the slot
         // may still have its buffer.
         shared.slots.give_back(slot);
+        shared.bytes.fetch_sub(memory.len() as u64, Relaxed);
         Ok(())
+    }
+
+    /// The kernel counts for the user, over all processes and rings (`__io_account_mem` in Linux's io_uring/rsrc.c), and does not
+    /// tell. So what this ring has pinned is the least that it may be: what is refused for that would have failed.
+    fn memlock(&self) -> Option<Memlock> {
+        let limit = Memlock::now().limit.filter(|_| self.shared.is_limited);
+        Some(Memlock { limit, pinned: self.shared.bytes.load(Relaxed) })
     }
 
     fn limits(&self) -> Limits {

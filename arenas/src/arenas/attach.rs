@@ -118,10 +118,7 @@ impl Arenas {
         let all: Vec<_> = arenas(&self.read()).collect();
         let (mut result, mut registered, mut refused) = (Ok(()), 0, Vec::new());
         for arena in all.iter().filter(|arena| arena.word.state() == State::Live) {
-            let may = self.may_register(attached, attached.amount(arena.len())).is_ok();
-            if may {
-                self.pin_and_prefault(region, arena, attached);
-            }
+            self.pin_and_prefault(region, attached, arena);
             result = self.register(region, &role, attached, arena);
             let Err(error) = &result else {
                 registered += 1;

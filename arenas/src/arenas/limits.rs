@@ -233,7 +233,7 @@ impl Arenas {
             attached.slotted.refuse(arena.run().start, reason.word());
             return Ok(false);
         }
-        self.pin_and_prefault(region, arena, attached);
+        self.pin_and_prefault(region, attached, arena);
         let result = self.register(region, role, attached, arena);
         if result.is_err() {
             super::attach::unpin_if_unregistered(arena);
@@ -241,15 +241,20 @@ impl Arenas {
         result.map(|()| true)
     }
 
-    /// Keeps purgers off a live arena, and faults it in if the device will pin it.
-    pub(super) fn pin_and_prefault(&self, region: &Region, arena: &Arena, attached: &Attached) {
+    /// Keeps purgers off a live arena, which must be before it is registered; and faults it in, if it will be.
+    pub(super) fn pin_and_prefault(&self, region: &Region, attached: &Attached, arena: &Arena) {
         let backoff = Backoff::new();
         arena.word.pin(|| backoff.snooze());
-        if attached.registrar.pins_pages() {
+        if self.is_to_be_faulted_in(attached, arena.len()) {
             let first = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
             // SAFETY: a live arena is writable, and stays open: closing needs the role.
             unsafe { os::prefault(first, arena.len()) };
         }
+    }
+
+    /// Whether an arena of so many bytes is better faulted in before it is registered: not if no limit will allow that.
+    pub(super) fn is_to_be_faulted_in(&self, attached: &Attached, bytes: usize) -> bool {
+        attached.registrar.pins_pages() && self.may_register(attached, attached.amount(bytes)).is_ok()
     }
 }
 

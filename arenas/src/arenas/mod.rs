@@ -303,11 +303,9 @@ impl Arenas {
             region.give_run(run);
             return Err(no_memory(source));
         }
-        // Not for memory that nobody will register, or that registering does not pin.
-        let pins = |attached: &Attached| {
-            attached.registrar.pins_pages() && self.may_register(attached, attached.amount(bytes)).is_ok()
-        };
-        if role.attached.iter().any(pins) && !os::is_forked_child() {
+        // Not for memory that nobody will register.
+        let some = |attached: &Attached| self.is_to_be_faulted_in(attached, bytes);
+        if role.attached.iter().any(some) && !os::is_forked_child() {
             // SAFETY: just opened, so it is writable.
             unsafe { os::prefault(start, bytes) };
         }

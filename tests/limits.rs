@@ -342,7 +342,7 @@ fn figures_add_up_and_agree_with_the_device() {
     let stats = heap.stats();
     assert_eq!(stats.open_bytes, stats.live_bytes + stats.cached_bytes + stats.idle_bytes);
     assert_eq!((stats.live_bytes, stats.cached_bytes), ((5 << 20) + (64 << 10), 1 << 20));
-    assert_eq!((stats.arenas.arenas, stats.retained_arenas, stats.unregistered_arenas), (1, 0, 0));
+    assert_eq!((stats.arenas, stats.retained_arenas, stats.unregistered_arenas), (1, 0, 0));
     assert_eq!(stats.registered_bytes, ledger.live_bytes() + other.live_bytes());
     assert_eq!(stats.registered, (ledger.live() + other.live()) as u64);
     assert_eq!((heap.registered_bytes(), heap.open_bytes()), (stats.registered_bytes as u64, stats.open_bytes as u64));

@@ -31,7 +31,7 @@ use rdmalloc_arenas::{ArenaStats, DeviceStats, SLICE, Times};
 pub struct Stats {
     /// Figures of the arenas.
     #[cfg_attr(feature = "serde", serde(flatten))]
-    pub arenas: ArenaStats,
+    pub of_arenas: ArenaStats,
     /// Bytes in large blocks, and in spans that are cut into blocks of which at least one was in use when its owner last
     /// looked. What is in use in those, [`Trimmed`] tells.
     pub live_bytes: usize,
@@ -51,14 +51,15 @@ impl Stats {
         let arenas = core.arenas.stats();
         let cached_bytes = cached.min(arenas.taken_bytes);
         let live_bytes = arenas.taken_bytes - cached_bytes;
-        Stats { live_bytes, cached_bytes, idle_bytes: arenas.open_bytes - arenas.taken_bytes, devices, arenas }
+        let idle_bytes = arenas.open_bytes - arenas.taken_bytes;
+        Stats { live_bytes, cached_bytes, idle_bytes, devices, of_arenas: arenas }
     }
 }
 
 impl Deref for Stats {
     type Target = ArenaStats;
     fn deref(&self) -> &ArenaStats {
-        &self.arenas
+        &self.of_arenas
     }
 }
 
@@ -93,7 +94,7 @@ fn times(f: &mut fmt::Formatter<'_>, what: &str, times: &Times) -> fmt::Result {
 /// A table, for people.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stats { arenas, .. } = self;
+        let arenas = &self.of_arenas;
         let row = |f: &mut fmt::Formatter<'_>, name: &str, bytes: usize, rest: fmt::Arguments<'_>| {
             writeln!(f, "  {name:<14}{:>12}  {rest}", size(bytes))
         };

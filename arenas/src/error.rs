@@ -50,6 +50,11 @@ impl fmt::Display for RegisterError {
         }
         if self.is_memlock() {
             write!(f, "; {RAISE_MEMLOCK}")?;
+        } else if of_memory && self.memlock.is_some_and(|memlock| memlock.limit.is_some()) {
+            write!(
+                f,
+                "; it may be this limit after all, since io_uring counts all processes of a user: {RAISE_MEMLOCK}"
+            )?;
         }
         Ok(())
     }

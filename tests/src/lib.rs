@@ -5,13 +5,16 @@
 //! [`rig`] (feature `verbs`) is a small face of RC queue pairs: the tests on real verbs and the example `kv` move bytes
 //! through it.
 
+mod confined;
 mod garden;
 mod ledger;
 mod null;
 #[cfg(feature = "verbs")]
 pub mod rig;
 mod trace;
+mod under_limit;
 
+pub use confined::{confined, may_pin, set_memlock};
 pub use garden::{Churn, Garden};
 pub use ledger::Ledger;
 pub use null::Null;
@@ -19,6 +22,7 @@ use rdmalloc_arenas::{Access, Registered, Registrar};
 use std::io;
 use std::ops::Range;
 pub use trace::Trace;
+pub use under_limit::under_limit;
 
 /// Registers memory of a test's.
 ///

@@ -72,7 +72,7 @@ struct End {
 impl End {
     fn see() -> End {
         HEAP.trim();
-        let arenas = HEAP.stats().arenas.arenas as u64;
+        let arenas = HEAP.stats().arenas as u64;
         let registered = BY_HEAPS.registered() + BY_MESSAGES.registered();
         let deregistered = BY_HEAPS.ended() + BY_MESSAGES.ended();
         End { arenas, registered, deregistered, pinned_kib: pinned_kib() }

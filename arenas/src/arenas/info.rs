@@ -72,7 +72,7 @@ impl Arenas {
             }
             stats.arenas += 1;
             stats.open_bytes += arena.len();
-            stats.taken_bytes += (arena.slices() - arena.free_slices()) * SLICE;
+            stats.taken_bytes += arena.taken_slices() * SLICE;
             stats.spans += arena.word.live_spans();
             stats.registered_bytes += arena.len() * arena.registered.load(Relaxed).count_ones() as usize;
         }
@@ -95,7 +95,7 @@ impl Arenas {
             all.push(ArenaInfo {
                 state: arena.word.state(),
                 spans: arena.word.live_spans(),
-                taken_bytes: (arena.slices() - arena.free_slices()) * SLICE,
+                taken_bytes: arena.taken_slices() * SLICE,
                 keys: devices.iter().filter_map(keys).collect(),
                 memory,
             });

@@ -12,6 +12,7 @@
 //! with every device, and only then unmapped.
 
 mod attach;
+mod growth;
 mod info;
 mod placement;
 #[cfg(test)]

@@ -25,6 +25,9 @@ const INTERNAL_TAG: u32 = 1;
 /// The tag of the first heap that a program makes.
 pub(crate) const FIRST_HEAP_TAG: u32 = 2;
 
+/// From this size on, a block that moved may have left an arena that is worth closing.
+const IDLE: usize = 64 << 20;
+
 /// The global heap. Memory that a device refuses is served all the same: a program must go on.
 pub(crate) static GLOBAL: Core =
     Core::new(Config { access: Access::LOCAL_WRITE, policy: Policy::Prefer, serves_children: true, tag: GLOBAL_TAG });
@@ -186,9 +189,21 @@ unsafe impl GlobalAlloc for Rdmalloc {
             if !new.is_null() {
                 ptr::copy_nonoverlapping(block, new, layout.size().min(new_size));
                 self.dealloc(block, layout);
+                if layout.size() >= IDLE {
+                    close_idle();
+                }
             }
             new
         }
+    }
+}
+
+/// Closes the arena that a growing block has left, lest it stay registered until the next demand.
+#[cold]
+#[inline(never)]
+fn close_idle() {
+    if !thread::is_inside() {
+        thread::inside(|| GLOBAL.arenas.close_idle());
     }
 }
 
@@ -318,7 +333,11 @@ fn resize_large(block: NonNull<u8>, from: usize, to: usize) -> bool {
     match to.cmp(&from) {
         Ordering::Less => arenas.shrink(address, from, to),
         Ordering::Equal => true,
-        Ordering::Greater => arenas.grow(address, from, to).is_some(),
+        Ordering::Greater => {
+            arenas.grow(address, from, to).is_some()
+                // Waits for who has the role, which may be this thread if it is inside.
+                || !thread::is_inside() && arenas.grow_arena(address, from, to).is_some()
+        }
     }
 }
 

@@ -213,12 +213,40 @@ impl Region {
     }
 
     fn own(&self, run: Range<usize>) {
-        self.chunk(run.start).run.store(run.len() as u32, Relaxed);
-        for chunk in run.clone().map(|index| self.chunk(index)) {
+        self.own_more(run.start, run);
+    }
+
+    /// Adds `more`, right behind what is owned already, to the run that begins at `first`.
+    fn own_more(&self, first: usize, more: Range<usize>) {
+        self.chunk(first).run.store((more.end - first) as u32, Relaxed);
+        for chunk in more.map(|index| self.chunk(index)) {
             chunk.used.store(0, Relaxed);
             chunk.touched.store(0, Relaxed);
-            chunk.owner.store(1 + run.start as u32, core::sync::atomic::Ordering::Release);
+            chunk.owner.store(1 + first as u32, core::sync::atomic::Ordering::Release);
         }
+    }
+
+    /// Adds `count` chunks to the end of a run, if they are free, as [`take_run`](Self::take_run) would have.
+    pub(crate) fn extend_run(&self, run: Range<usize>, count: usize) -> Option<()> {
+        let mut free = self.free.lock();
+        let more = run.end..run.end.checked_add(count).filter(|end| *end <= self.chunks())?;
+        if more.clone().any(|chunk| self.owner_of(chunk).is_some()) {
+            return None;
+        }
+        self.chunks.commit(more.clone()).ok()?;
+        self.meta.commit(more.start * SLICES_PER_CHUNK..more.end * SLICES_PER_CHUNK).ok()?;
+        self.own_more(run.start, more.clone());
+        if free.low == more.start {
+            free.low = more.end;
+        }
+        free.top = free.top.max(more.end);
+        Some(())
+    }
+
+    /// Undoes [`extend_run`](Self::extend_run): `more` is given back, `run` is what is left.
+    pub(crate) fn shorten_run(&self, run: Range<usize>, more: Range<usize>) {
+        self.chunk(run.start).run.store(run.len() as u32, Relaxed);
+        self.give_run(more);
     }
 
     /// Gives a run back, whose memory is closed.
@@ -284,6 +312,22 @@ mod tests {
         assert_eq!(rest, Some(13));
         assert_eq!(region.take_run(4, 1).unwrap(), Some(4));
         assert_eq!(region.take_run(1, 1).unwrap(), None);
+    }
+
+    #[test]
+    fn a_run_grows_into_what_is_free_behind_it_and_no_further() {
+        let region = Region::reserve_exactly(1 << 30).unwrap();
+        let a = region.take_run(3, 1).unwrap().unwrap();
+        let b = region.take_run(4, 1).unwrap().unwrap();
+        assert_eq!(region.extend_run(a..a + 3, 1), None);
+        region.give_run(b..b + 4);
+        assert_eq!(region.extend_run(a..a + 3, 2), Some(()));
+        assert_eq!((region.owner_of(a + 4), region.owner_of(a + 5)), (Some(a), None));
+        assert_eq!(region.take_run(2, 1).unwrap(), Some(a + 5));
+        assert_eq!(region.extend_run(a..a + 5, 1), None);
+        assert_eq!(region.extend_run(a + 5..a + 7, region.chunks()), None, "beyond the region");
+        region.shorten_run(a..a + 3, a + 3..a + 5);
+        assert_eq!(region.take_run(2, 1).unwrap(), Some(a + 3));
     }
 
     #[test]

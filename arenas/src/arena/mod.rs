@@ -40,7 +40,7 @@ pub(crate) struct Arena {
     search: Lock<usize>,
     /// First chunk.
     first: AtomicU32,
-    /// Number of chunks.
+    /// Number of chunks. Grows only, under the heap's role and `search`, while the arena is Live.
     chunks: AtomicU32,
     /// The next arena of the heap: 1 + its first chunk, 0 at the end. Guarded by the heap's list lock.
     pub(crate) next: AtomicU32,
@@ -95,6 +95,14 @@ impl Arena {
         Ok(arena)
     }
 
+    /// Makes it longer by so many chunks, which are open. Under the heap's role.
+    pub(crate) fn extend(&self, chunks: usize) {
+        let _lowest = self.search.lock();
+        self.chunks.fetch_add(chunks as u32, Relaxed);
+        self.free.fetch_add(chunks * SLICES_PER_CHUNK, Relaxed);
+        self.longest.store(self.slices(), Relaxed);
+    }
+
     /// Its chunks.
     pub(crate) fn run(&self) -> Range<usize> {
         let first = self.first.load(Relaxed) as usize;
@@ -120,6 +128,12 @@ impl Arena {
     /// About how many slices are free.
     pub(crate) fn free_slices(&self) -> usize {
         self.free.load(Relaxed)
+    }
+
+    /// About how many slices are in spans.
+    pub(crate) fn taken_slices(&self) -> usize {
+        // The arena may be growing.
+        self.slices().saturating_sub(self.free_slices())
     }
 
     /// About how many free slices a purge would give back.
@@ -209,8 +223,8 @@ impl Arena {
     pub(crate) fn purge(&self, region: &Region, mut purge: impl FnMut(Range<usize>) -> bool) -> usize {
         let (mut from, mut purged) = (0, 0);
         loop {
-            let bits = self.bits(region);
             let lowest = self.search.lock();
+            let bits = self.bits(region);
             let Some(run) = bits.next_dirty(from) else { return purged };
             bits.set_used(run.clone(), true);
             self.free.fetch_sub(run.len(), Relaxed);
@@ -219,6 +233,8 @@ impl Arena {
             drop(lowest);
             let zero = purge(bits.first + run.start..bits.first + run.end);
             let mut lowest = self.search.lock();
+            // Anew, as the arena may be longer now.
+            let bits = self.bits(region);
             self.unmark(&bits, &mut lowest, run.clone());
             if zero {
                 bits.set_touched(run.clone(), false);

@@ -109,7 +109,7 @@ impl Arenas {
             }
             stats.arenas += 1;
             stats.open_bytes += arena.len();
-            stats.taken_bytes += (arena.slices() - arena.free_slices()) * SLICE;
+            stats.taken_bytes += arena.taken_slices() * SLICE;
             let spans = arena.word.live_spans();
             stats.spans += spans;
             if spans == 0 {
@@ -140,7 +140,7 @@ impl Arenas {
             all.push(ArenaInfo {
                 state: arena.word.state(),
                 spans: arena.word.live_spans(),
-                taken_bytes: (arena.slices() - arena.free_slices()) * SLICE,
+                taken_bytes: arena.taken_slices() * SLICE,
                 keys: devices.iter().filter_map(keys).collect(),
                 memory,
             });

@@ -13,6 +13,7 @@
 
 mod attach;
 mod counts;
+mod growth;
 mod info;
 mod limits;
 mod notice;

@@ -69,7 +69,7 @@ impl Arenas {
     pub fn choose_draining(&self) {
         let list = self.read();
         let live = || arenas(&list).filter(|arena| arena.word.state() == State::Live && !arena.word.is_kept());
-        let taken: usize = live().map(|arena| arena.slices() - arena.free_slices()).sum();
+        let taken: usize = live().map(Arena::taken_slices).sum();
         let mut room = 0;
         for arena in live() {
             arena.set_draining(room > taken / ROOM);

@@ -115,3 +115,8 @@ fn two_passes_at_once_agree() {
     drop(wakers);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
+
+#[test]
+fn without_membarrier_passes_are_as_exact() {
+    rdmalloc_tests::again_without_membarrier("without_membarrier");
+}

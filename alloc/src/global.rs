@@ -11,12 +11,16 @@
 use crate::cache::Block;
 use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, class_for, kind_of, size_of_class, slices_for};
 use crate::heap::{Core, free_remote};
+use crate::maintain::{MaintainError, Maintainer, Maintenance};
 use crate::stats::{Stats, Trimmed};
 use crate::{slab, thread};
 use core::alloc::{GlobalAlloc, Layout};
 use core::cmp::Ordering;
 use core::ptr::{self, NonNull};
-use rdmalloc_arenas::{Access, ArenaInfo, Arenas, AttachError, Config, DetachError, Device, Policy, Registrar, SLICE};
+use rdmalloc_arenas::bell::Bell;
+use rdmalloc_arenas::{
+    Access, ArenaInfo, Arenas, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention, SLICE,
+};
 
 /// The tag of the global heap's arenas.
 const GLOBAL_TAG: u32 = 0;
@@ -28,13 +32,22 @@ pub(crate) const FIRST_HEAP_TAG: u32 = 2;
 /// From this size on, a block that moved may have left an arena that is worth closing.
 const IDLE: usize = 64 << 20;
 
+/// Where the global heap's maintainer sleeps.
+static BELL: Bell = Bell::new();
+/// Nobody maintains the internal heap.
+static NOBODY: Bell = Bell::new();
+
 /// The global heap. Memory that a device refuses is served all the same: a program must go on.
-pub(crate) static GLOBAL: Core =
-    Core::new(Config { access: Access::LOCAL_WRITE, policy: Policy::Prefer, serves_children: true, tag: GLOBAL_TAG });
+pub(crate) static GLOBAL: Core = Core::new(
+    Config { access: Access::LOCAL_WRITE, policy: Policy::Prefer, serves_children: true, tag: GLOBAL_TAG },
+    &BELL,
+);
 
 /// What threads allocate from while they are inside the arenas. No device is ever attached to it.
-static INTERNAL: Core =
-    Core::new(Config { access: Access::LOCAL_READ, policy: Policy::Prefer, serves_children: true, tag: INTERNAL_TAG });
+static INTERNAL: Core = Core::new(
+    Config { access: Access::LOCAL_READ, policy: Policy::Prefer, serves_children: true, tag: INTERNAL_TAG },
+    &NOBODY,
+);
 
 /// The global allocator.
 ///
@@ -103,6 +116,27 @@ impl Rdmalloc {
     #[must_use]
     pub fn devices(&self) -> Vec<(Device, String)> {
         thread::inside(|| GLOBAL.arenas.devices())
+    }
+
+    /// Starts a thread that looks after the heap: it opens and registers arenas before they are needed, closes what nobody needs
+    /// any more, and tries again what was refused. Without it, who allocates does so when it is needed, and waits.
+    ///
+    /// # Errors
+    ///
+    /// [`MaintainError`]: there is one already, or no thread can be had.
+    pub fn maintain(&self, maintenance: Maintenance) -> Result<Maintainer, MaintainError> {
+        Maintainer::start(&GLOBAL, None, maintenance)
+    }
+
+    /// Sets which empty arenas are kept for the next demand, and for how long; from now on.
+    pub fn set_retention(&self, retention: Retention) {
+        GLOBAL.arenas.set_retention(retention);
+    }
+
+    /// Sets the clock by which empty arenas age, in place of the system's: for tests, and for programs that are simulated. Once,
+    /// and before the first arena is opened; whether it was set.
+    pub fn set_clock(&self, clock: Clock) -> bool {
+        GLOBAL.arenas.set_clock(clock)
     }
 
     /// Figures of the heap's arenas.
@@ -263,9 +297,9 @@ unsafe fn free_elsewhere(slab: &'static slab::Slab, block: NonNull<u8>) {
             cache.rebook(&GLOBAL.arenas, slab);
         }
     });
-    if !own {
-        // SAFETY: the block is the caller's.
-        unsafe { free_remote(slab, block) };
+    // SAFETY: the block is the caller's, and the slab another's.
+    if !own && unsafe { free_remote(slab, block) } {
+        GLOBAL.bell.touch_after_fence();
     }
 }
 

@@ -16,6 +16,7 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 use crossbeam_utils::CachePadded;
+use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::{Lock, asymmetric};
 use rdmalloc_arenas::{Arenas, AttachError, CaughtUp, Closed, Config, Device, Registrar, TakeError};
 use std::io;
@@ -26,6 +27,8 @@ const SHARDS: usize = 8;
 /// See the module.
 pub(crate) struct Core {
     pub(crate) arenas: Arenas,
+    /// Where the maintainer sleeps. Not the arenas': a late buffer may still read it when these are another heap's.
+    pub(crate) bell: &'static Bell,
     idle: Lock<Idle>,
     shards: [CachePadded<Lock<Option<Owned>>>; SHARDS],
     /// Handles to a heap that a program made.
@@ -36,9 +39,10 @@ pub(crate) struct Core {
 
 impl Core {
     /// A core without arenas.
-    pub(crate) const fn new(config: Config) -> Core {
+    pub(crate) const fn new(config: Config, bell: &'static Bell) -> Core {
         Core {
-            arenas: Arenas::new(config),
+            arenas: Arenas::with_bell(config, bell),
+            bell,
             idle: Lock::new(Idle::new()),
             shards: [const { CachePadded::new(Lock::new(None)) }; SHARDS],
             handles: AtomicUsize::new(0),
@@ -90,6 +94,12 @@ impl Core {
         swept
     }
 
+    /// Empties all caches for a maintainer, which hears of who uses one after this.
+    pub(crate) fn sweep_and_listen(&self) -> Swept {
+        self.bell.listen();
+        self.sweep()
+    }
+
     fn serves_threads(&self) -> bool {
         core::ptr::eq(self, &GLOBAL)
     }
@@ -132,7 +142,8 @@ impl Core {
     pub(crate) fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
         let attached = thread::inside(|| {
             self.sweep();
-            self.arenas.attach(Box::new(device))
+            // The maintainer has headroom to open.
+            self.arenas.attach(Box::new(device)).inspect(|_| self.bell.call())
         });
         self.arenas.tell();
         attached
@@ -144,6 +155,7 @@ impl Core {
         loop {
             let result = {
                 let mut shard = self.shards[thread::shard(SHARDS)].lock();
+                self.bell.touch();
                 let Some(cache) = shard.as_ref() else {
                     let out_of_memory = || TakeError::NoMemory {
                         wanted: size_of::<Cache>(),
@@ -184,6 +196,7 @@ impl Core {
                     && let Some(cache) = shard.as_ref()
                     && cache.name() == owner
                 {
+                    self.bell.touch();
                     // SAFETY: the block is the caller's, the slab this cache's, and the lock gives the cache to us.
                     if unsafe { slab.push_any(block) } {
                         cache.rebook(&self.arenas, slab);
@@ -195,13 +208,17 @@ impl Core {
                 unsafe { free_remote(slab, block) };
                 // Without the lock: either who ends the heap sees the block, or this sees the phase.
                 fence(SeqCst);
+                self.bell.touch();
                 self.phase.is_ending()
             }
             Kind::Large(slices) => {
-                match shard.lock().as_ref() {
+                let shard = shard.lock();
+                self.bell.touch();
+                match shard.as_ref() {
                     Some(cache) => cache.give(&self.arenas, block.addr().get(), slices),
                     None => self.arenas.give(block.addr().get(), slices),
                 }
+                drop(shard);
                 fence(SeqCst);
                 self.phase.is_ending()
             }
@@ -209,15 +226,15 @@ impl Core {
     }
 }
 
-/// Frees a block into the slab of another owner.
+/// Frees a block into the slab of another owner. Whether it was the first since the owner has looked.
 ///
 /// # Safety
 ///
 /// `block` is a block of `slab`, and the caller's.
 #[inline]
-pub(crate) unsafe fn free_remote(slab: &'static slab::Slab, block: NonNull<u8>) {
+pub(crate) unsafe fn free_remote(slab: &'static slab::Slab, block: NonNull<u8>) -> bool {
     // SAFETY: the caller's promise.
-    if let Freed::Tell(owner) = unsafe { slab.push_remote(block) } {
-        slab.tell(caches::told(owner));
-    }
+    let Freed::Tell(owner) = (unsafe { slab.push_remote(block) }) else { return false };
+    slab.tell(caches::told(owner));
+    true
 }

@@ -49,6 +49,7 @@ mod class;
 mod global;
 mod heap;
 mod limits;
+mod maintain;
 #[cfg(test)]
 mod model;
 mod phase;
@@ -60,10 +61,11 @@ mod thread;
 pub use buffer::{Buffer, BufferFull};
 pub use class::LiveBlocks;
 pub use global::Rdmalloc;
+pub use maintain::{MaintainError, Maintained, Maintainer, Maintenance};
 pub use pool::{BuildError, Builder, Heap};
 pub use rdmalloc_arenas::{
-    Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, DetachError, Device, DeviceStats, Event, Failures,
-    KeyError, Keys, Limits, MAX_DEVICES, Memlock, Name, NotRegistered, Policy, Refusal, Refusals, RegisterError,
-    Registered, Registrar, Sge, SgeError, SgeMut, State, TakeError, Times, registrar,
+    Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, Clock, DetachError, Device, DeviceStats, Event,
+    Failures, KeyError, Keys, Limits, MAX_DEVICES, Memlock, Name, NotRegistered, Policy, Refusal, Refusals,
+    RegisterError, Registered, Registrar, Retention, Sge, SgeError, SgeMut, State, TakeError, Times, registrar,
 };
 pub use stats::{Stats, Trimmed};

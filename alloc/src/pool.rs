@@ -4,6 +4,7 @@ use crate::buffer::Buffer;
 use crate::global::FIRST_HEAP_TAG;
 use crate::heap::Core;
 use crate::limits::Limited;
+use crate::maintain::{MaintainError, Maintainer, Maintenance};
 use crate::stats::{Stats, Trimmed};
 use crate::thread;
 use core::fmt;
@@ -11,9 +12,11 @@ use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, fence};
 use memmap2::MmapOptions;
+use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{
-    Access, ArenaInfo, Arenas, AttachError, Config, DetachError, Device, Policy, Registrar, TakeError, tag_of,
+    Access, ArenaInfo, Arenas, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention,
+    TakeError, tag_of,
 };
 
 /// How many heaps a program can have at once, beside the global one.
@@ -22,6 +25,8 @@ const MAX_HEAPS: usize = 4096;
 /// The cores of all heaps that were ever made; a core whose heap has ended serves another. Metadata, so in mappings of
 /// their own, for ever.
 static CORES: [AtomicPtr<Core>; MAX_HEAPS] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_HEAPS];
+/// Where the maintainers of these heaps sleep.
+static BELLS: [Bell; MAX_HEAPS] = [const { Bell::new() }; MAX_HEAPS];
 /// Held while a heap is made.
 static CHANGE: Lock<()> = Lock::new(());
 
@@ -52,6 +57,7 @@ pub struct Heap {
 pub struct Builder {
     access: Access,
     pub(crate) limited: Limited,
+    retention: Retention,
 }
 
 /// Why a heap could not be made.
@@ -87,6 +93,12 @@ impl Builder {
         self
     }
 
+    /// Which empty arenas are kept for the next demand, and for how long; see [`Heap::set_retention`].
+    pub fn retention(mut self, retention: Retention) -> Builder {
+        self.retention = retention;
+        self
+    }
+
     /// Makes the heap. Memory is taken when the first buffer is.
     ///
     /// # Errors
@@ -107,18 +119,21 @@ impl Builder {
                 Some(core) if !core.phase.is_unused() => continue,
                 // SAFETY: the core is of a heap that has ended: it has no arena, no device, no cache, and nobody who looks at
                 // its arenas. Its phase, which a late buffer may still read, stays in place.
-                Some(_) => drop(unsafe { ptr::replace(&raw mut (*place).arenas, Arenas::new(config(index))) }),
+                Some(_) => drop(unsafe {
+                    ptr::replace(&raw mut (*place).arenas, Arenas::with_bell(config(index), &BELLS[index]))
+                }),
                 None => {
                     let mut map = MmapOptions::new().len(size_of::<Core>()).map_anon().map_err(BuildError::NoMemory)?;
                     place = map.as_mut_ptr().cast();
                     core::mem::forget(map);
                     // SAFETY: the new mapping is as large as a core, and aligned to a page.
-                    unsafe { place.write(Core::new(config(index))) };
+                    unsafe { place.write(Core::new(config(index), &BELLS[index])) };
                 }
             }
             // SAFETY: written above, or before; lives for ever.
             let core = unsafe { &*place };
             self.limited.apply(&core.arenas);
+            core.arenas.set_retention(self.retention);
             core.handles.store(1, Relaxed);
             core.phase.open();
             slot.store(place, Release);
@@ -131,7 +146,7 @@ impl Builder {
 impl Heap {
     /// Begins a new heap.
     pub fn builder() -> Builder {
-        Builder { access: Access::default(), limited: Limited::default() }
+        Builder { access: Access::default(), limited: Limited::default(), retention: Retention::new() }
     }
 
     /// An empty buffer with room for `capacity` bytes, aligned to 64 bytes. It never moves, and never grows beyond that.
@@ -178,6 +193,27 @@ impl Heap {
     #[must_use]
     pub fn devices(&self) -> Vec<(Device, String)> {
         thread::inside(|| self.core.arenas.devices())
+    }
+
+    /// Starts a thread that looks after the heap: it opens and registers arenas before they are needed, closes what nobody needs
+    /// any more, and tries again what was refused. Without it, who allocates does so when it is needed, and waits.
+    ///
+    /// # Errors
+    ///
+    /// [`MaintainError`]: there is one already, or no thread can be had.
+    pub fn maintain(&self, maintenance: Maintenance) -> Result<Maintainer, MaintainError> {
+        Maintainer::start(self.core, Some(self.clone()), maintenance)
+    }
+
+    /// Sets which empty arenas are kept for the next demand, and for how long; from now on.
+    pub fn set_retention(&self, retention: Retention) {
+        self.core.arenas.set_retention(retention);
+    }
+
+    /// Sets the clock by which empty arenas age, in place of the system's: for tests, and for programs that are simulated. Once,
+    /// and before the first arena is opened; whether it was set.
+    pub fn set_clock(&self, clock: Clock) -> bool {
+        self.core.arenas.set_clock(clock)
     }
 
     /// Figures of the heap's arenas.

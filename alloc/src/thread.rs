@@ -97,6 +97,7 @@ pub(crate) fn with_own_named(name: usize, operation: impl FnOnce(&'static Cache)
 
 /// Makes the cache whose gate is held the thread's current one again; does what a drain pass has asked for meanwhile.
 fn take_back(slot: &Slot, cache: &'static Cache) {
+    GLOBAL.bell.touch();
     if cache.asked.take() {
         cache.flush(&GLOBAL.arenas);
     }
@@ -186,8 +187,10 @@ pub(crate) fn is_revoked(slot: &Slot) -> bool {
 }
 
 /// Gives the cache back to its thread. The gate is held.
+///
+/// Not while a maintainer listens: the thread comes the slow way when it wants the cache, and touches the bell.
 pub(crate) fn restore(cache: &Cache, slot: &Slot) {
-    if asymmetric::is_available() {
+    if asymmetric::is_available() && !GLOBAL.bell.is_listening() {
         slot.claim.restore(place(cache), place(&REVOKED.0));
     }
 }

@@ -16,6 +16,7 @@
 //! arena      one arena: its word, its slices
 //! device     the devices of the process, and their keys
 //! sge        scatter-gather entries that borrow what they describe
+//! bell       how a heap's maintainer sleeps and is woken
 //! arenas     all arenas of a heap
 //! ```
 //!
@@ -24,6 +25,7 @@
 pub mod access;
 mod arena;
 mod arenas;
+pub mod bell;
 mod device;
 mod error;
 mod held;
@@ -40,8 +42,8 @@ mod table;
 pub use access::Access;
 pub use arena::State;
 pub use arenas::{
-    ArenaInfo, ArenaStats, Arenas, CaughtUp, Closed, Config, DeviceStats, Event, Failures, Listener, Policy, Refusals,
-    Seen, Span, Times, tag_of,
+    Ahead, ArenaInfo, ArenaStats, Arenas, CaughtUp, Clock, Closed, Config, DeviceStats, Event, Failures, Listener,
+    Policy, Refusals, Retention, Seen, Span, Times, tag_of,
 };
 pub use device::{Device, MAX_DEVICES};
 pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};

@@ -4,7 +4,8 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use core::time::Duration;
 use std::io;
 
 /// Since Linux 5.14: faults pages in as a write would, contents kept.
@@ -167,6 +168,31 @@ pub(crate) fn is_forked_child() -> bool {
     let mark = MARK.load(Ordering::Acquire);
     // SAFETY: a mark that is not null points to the page of `mark_process`, which is never unmapped.
     !mark.is_null() && unsafe { &*mark }.load(Ordering::Relaxed) == 0
+}
+
+/// Sleeps while the word is `value`, until [`wake`], or for so long at most. May return early.
+pub(crate) fn sleep_while(word: &AtomicU32, value: u32, at_most: Option<Duration>) {
+    let time = at_most.map(|time| libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    });
+    let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the word and the time outlive the call, which only reads them.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, value, time) };
+}
+
+/// Wakes one who sleeps in [`sleep_while`] on the word.
+pub(crate) fn wake(word: &AtomicU32) {
+    // SAFETY: only the word's address is used.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1) };
+}
+
+/// The time since some moment in the past, to some milliseconds (`CLOCK_MONOTONIC_COARSE`: read in user space, in about 5 ns).
+pub(crate) fn coarse_now() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a local of the right type. The clock exists since Linux 2.6.32, so this cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 fn limit(which: libc::__rlimit_resource_t) -> Option<u64> {

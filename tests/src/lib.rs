@@ -6,6 +6,7 @@
 //! through it.
 
 mod confined;
+mod filter;
 mod garden;
 mod ledger;
 mod null;
@@ -15,6 +16,7 @@ mod trace;
 mod under_limit;
 
 pub use confined::{confined, may_pin, set_memlock};
+pub use filter::{again_without_membarrier, is_alone, is_without_membarrier};
 pub use garden::{Churn, Garden};
 pub use ledger::Ledger;
 pub use null::Null;

@@ -42,6 +42,8 @@ pub(crate) struct Arena {
     first: AtomicU32,
     /// Number of chunks. Grows only, under the heap's role and `search`, while the arena is Live.
     chunks: AtomicU32,
+    /// Since when it has no span, in nanoseconds of its heap's clock; means something only then.
+    pub(crate) empty_since: AtomicU64,
     /// The next arena of the heap: 1 + its first chunk, 0 at the end. Guarded by the heap's list lock.
     pub(crate) next: AtomicU32,
     /// Whose arena it is.

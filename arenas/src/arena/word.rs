@@ -105,10 +105,20 @@ impl<A: Atomic64> Word<A> {
         self.update(|word| (word & (STATE | KEPT) == State::Live as u64).then_some(word + SPAN)).is_ok()
     }
 
-    /// Counts a span less; its slices are free already. After this the arena may be gone.
-    pub(crate) fn give_span(&self) {
-        let old = self.0.fetch_sub(SPAN, AcqRel);
-        debug_assert!(old >= SPAN && old & STATE == State::Live as u64);
+    /// Counts a span less; its slices are free already. Whether it was the last. After this the arena may be gone.
+    ///
+    /// `last` is called before the last span is uncounted (and, when others meddle, now and then in vain): what it notes is
+    /// seen by whoever finds the arena empty. What it notes is too old by as long as this thread is stopped after it, while
+    /// others take a span and give it back.
+    pub(crate) fn give_span(&self, last: impl Fn()) -> bool {
+        let given = self.update(|word| {
+            debug_assert!(word >= SPAN && word & STATE == State::Live as u64);
+            if word / SPAN == 1 {
+                last();
+            }
+            Some(word - SPAN)
+        });
+        given.is_ok_and(|word| word < SPAN)
     }
 
     /// Live and empty to Closing: from here on no span can be taken.
@@ -222,7 +232,7 @@ mod models {
             let taken = self.word.take_span();
             if taken {
                 assert!(self.mapped.get(), "span in memory that is gone");
-                self.word.give_span();
+                self.word.give_span(|| {});
             }
             taken
         }
@@ -265,8 +275,28 @@ mod models {
             });
             model.use_span();
             assert!(!closer.join().unwrap());
-            model.word.give_span();
+            model.word.give_span(|| {});
             assert!(model.close());
+        });
+    }
+
+    #[test]
+    fn who_finds_an_arena_empty_finds_when_it_became_so() {
+        model(|| {
+            let word = Word(AtomicU64::new(0));
+            assert!(word.begin_open() && word.end_open(State::Live, false));
+            assert!(word.take_span() && word.take_span());
+            let shared = Arc::new((word, AtomicU64::new(0)));
+            let givers = [(); 2].map(|()| {
+                let shared = shared.clone();
+                thread::spawn(move || shared.0.give_span(|| shared.1.store(1, Relaxed)))
+            });
+            if shared.0.live_spans() == 0 {
+                assert_eq!(shared.1.load(Relaxed), 1, "empty, and nobody has noted it");
+            }
+            let last = givers.map(|giver| giver.join().unwrap());
+            assert!(last[0] ^ last[1], "one of them gave the last");
+            assert_eq!(shared.1.load(Relaxed), 1);
         });
     }
 

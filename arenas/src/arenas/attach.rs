@@ -106,7 +106,7 @@ impl Arenas {
             slotted.release();
             return Err(AttachError::AlreadyAttached { device: name() });
         }
-        self.close_empty(&mut role, 0);
+        self.close_empty(&mut role);
         let device = slotted.device;
         let piece = piece_length(limits.max_len);
         let memlocked = registrar.is_memlocked();

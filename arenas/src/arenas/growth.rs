@@ -47,13 +47,6 @@ impl Arenas {
         }
         self.grow(address, old, new)
     }
-
-    /// Closes empty arenas but those that are kept for the next demand: after a large block has moved out of one.
-    pub fn close_idle(&self) {
-        let mut role = self.role.lock();
-        let retain = super::RETAIN.max(self.open.load(Relaxed) / 8);
-        self.close_empty(&mut role, retain);
-    }
 }
 
 #[cfg(test)]

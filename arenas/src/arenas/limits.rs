@@ -142,7 +142,7 @@ impl Arenas {
     pub(super) fn make_way(&self, role: &mut Role, bytes: usize) {
         let refused = |attached: &Attached| self.may_register(attached, attached.amount(bytes)).is_err();
         if role.attached.iter().any(refused) {
-            self.close_empty(role, 0);
+            self.close_empty(role);
         }
     }
 

@@ -14,15 +14,19 @@
 mod attach;
 mod counts;
 mod growth;
+mod headroom;
 mod info;
 mod limits;
 mod notice;
 mod placement;
+mod retain;
+mod settings;
 #[cfg(test)]
 mod tests;
 
 use crate::Access;
 use crate::arena::{Arena, PIECE, State};
+use crate::bell::Bell;
 use crate::error::TakeError;
 use crate::links;
 use crate::os::{self, Memlock};
@@ -32,11 +36,15 @@ use attach::Attached;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use counts::Counts;
 pub use counts::{DeviceStats, Failures, Refusals, Times};
+pub use headroom::Ahead;
+use headroom::Headroom;
 pub use info::{ArenaInfo, ArenaStats};
 use limits::Bounds;
 pub use limits::{CaughtUp, Policy};
 use notice::Notices;
 pub use notice::{Event, Listener};
+pub use retain::{Clock, Retention};
+use settings::Settings;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
@@ -79,6 +87,9 @@ pub struct Arenas {
     counts: Counts,
     limits: Bounds,
     notices: Notices,
+    settings: Settings,
+    headroom: Headroom,
+    bell: &'static Bell,
 }
 
 #[derive(Debug)]
@@ -111,13 +122,18 @@ const FIRST_ARENA: usize = 32 << 20;
 const LARGEST_ARENA: usize = 16 << 30;
 /// Dirty free bytes of an arena that nobody has pinned, above which they are given back to the kernel.
 const PURGE_ABOVE: usize = 16 << 20;
-/// Empty arenas that are kept for the next demand when one is opened; what is open beyond an eighth goes.
-const RETAIN: usize = 64 << 20;
 
 impl Arenas {
-    /// No arenas yet.
+    /// No arenas yet, and no maintainer ever.
     #[must_use]
     pub const fn new(config: Config) -> Arenas {
+        static NOBODY: Bell = Bell::new();
+        Arenas::with_bell(config, &NOBODY)
+    }
+
+    /// No arenas yet; a maintainer sleeps at this bell, if there is one.
+    #[must_use]
+    pub const fn with_bell(config: Config, bell: &'static Bell) -> Arenas {
         Arenas {
             config,
             list: RwLock::new(List { head: 0, opened: 0 }),
@@ -126,6 +142,9 @@ impl Arenas {
             counts: Counts::new(),
             limits: Bounds::new(config.policy),
             notices: Notices::new(),
+            settings: Settings::new(),
+            headroom: Headroom::new(),
+            bell,
         }
     }
 
@@ -183,9 +202,10 @@ impl Arenas {
             return None;
         }
         let Some((slice, zero)) = arena.claim(region, slices, align, PIECE) else {
-            arena.word.give_span();
+            self.give_span(arena);
             return None;
         };
+        self.took(slices);
         // A peer may have written what nobody here has touched.
         let zero = zero && !self.config.access.is_remote_writable();
         Some(Span { address: region.base() + slice * SLICE, slices, zero })
@@ -196,8 +216,15 @@ impl Arenas {
         let Some((region, arena)) = Region::existing().zip(Arena::of(address)) else { return };
         let first = (address - region.base()) / SLICE;
         arena.free(region, first..first + slices);
+        self.gave(slices);
         self.purge_if_due(region, arena);
-        arena.word.give_span();
+        self.give_span(arena);
+    }
+
+    fn give_span(&self, arena: &Arena) {
+        if arena.word.give_span(|| arena.empty_since.store(self.now(), Relaxed)) {
+            self.became_empty();
+        }
     }
 
     /// Lengthens a span in place, if the slices behind it are free: whether what was added is zero, or `None`.
@@ -213,6 +240,7 @@ impl Arenas {
             return None;
         }
         let zero = arena.claim_exactly(region, first + old..first + new)?;
+        self.took(new - old);
         Some(zero && !self.config.access.is_remote_writable())
     }
 
@@ -226,6 +254,7 @@ impl Arenas {
             return false;
         }
         arena.free(region, first + new..first + old);
+        self.gave(old - new);
         self.purge_if_due(region, arena);
         true
     }
@@ -254,27 +283,41 @@ impl Arenas {
     fn open_arena(&self, region: &Region, role: &mut Role, slices: usize, align: usize) -> Result<(), TakeError> {
         let needed = (slices * SLICE).next_multiple_of(CHUNK);
         let align = (align * SLICE).div_ceil(CHUNK);
-        let open = self.open.load(Relaxed);
-        self.close_empty(role, RETAIN.max(open / 8));
-        let memlocked = role.attached.iter().filter(|attached| attached.memlocked).count();
-        let policy = policy_size(region.len(), open, memlocked, Memlock::now().allows());
-        let policy = policy.min(policy_size(region.len(), open, role.attached.len(), self.budget_allows()));
-        self.make_way(role, policy.max(needed));
-        let mut result = self.open_exactly(region, role, policy.max(needed), align);
+        let size = self.next_size(region, role);
+        self.retire(role);
+        self.make_way(role, size.max(needed));
+        let policy = self.policy();
+        let mut result = self.open_exactly(region, role, size.max(needed), align, policy);
         // Rather a small arena than none, and rather none in reserve.
-        if result.is_err() && needed < policy {
-            result = self.open_exactly(region, role, needed, align);
+        if result.is_err() && needed < size {
+            result = self.open_exactly(region, role, needed, align, policy);
         }
-        if result.is_err() && self.close_empty(role, 0).arenas > 0 {
-            result = self.open_exactly(region, role, needed, align);
+        if result.is_err() && self.close_empty(role).arenas > 0 {
+            result = self.open_exactly(region, role, needed, align, policy);
         }
         result
     }
 
-    fn open_exactly(&self, region: &Region, role: &Role, bytes: usize, align: usize) -> Result<(), TakeError> {
+    /// How many bytes the next arena shall have, if nothing wants more.
+    fn next_size(&self, region: &Region, role: &Role) -> usize {
+        let open = self.open.load(Relaxed);
+        let memlocked = role.attached.iter().filter(|attached| attached.memlocked).count();
+        let size = policy_size(region.len(), open, memlocked, Memlock::now().allows());
+        size.min(policy_size(region.len(), open, role.attached.len(), self.budget_allows()))
+    }
+
+    /// `policy`: what becomes of an arena that a device refuses.
+    fn open_exactly(
+        &self,
+        region: &Region,
+        role: &Role,
+        bytes: usize,
+        align: usize,
+        policy: Policy,
+    ) -> Result<(), TakeError> {
         let begin = Instant::now();
         self.counts.opening_now.fetch_add(1, Relaxed);
-        let result = self.try_open(region, role, bytes, align);
+        let result = self.try_open(region, role, bytes, align, policy);
         self.counts.opening_now.fetch_sub(1, Relaxed);
         if result.is_ok() {
             self.counts.opening.since(begin);
@@ -282,7 +325,14 @@ impl Arenas {
         result
     }
 
-    fn try_open(&self, region: &Region, role: &Role, bytes: usize, align: usize) -> Result<(), TakeError> {
+    fn try_open(
+        &self,
+        region: &Region,
+        role: &Role,
+        bytes: usize,
+        align: usize,
+        policy: Policy,
+    ) -> Result<(), TakeError> {
         let no_memory = |source| TakeError::NoMemory { wanted: bytes, source };
         let count = bytes / CHUNK;
         let first = region.take_run(count, align).map_err(no_memory)?;
@@ -312,15 +362,18 @@ impl Arenas {
         }
         for attached in &role.attached {
             let Err(error) = self.register(region, role, attached, arena) else { continue };
-            if self.policy() == Policy::Require || arena.word.is_kept() {
+            if policy == Policy::Require || arena.word.is_kept() {
                 if !self.end(region, role, arena, State::Opening) {
                     drop(self.link(arena));
                 }
                 return Err(TakeError::Register(error));
             }
             self.note_refusal(attached, arena, &error);
+            // It tells the listener, and tries again.
+            self.bell.call();
         }
         self.open.fetch_add(bytes, Relaxed);
+        arena.empty_since.store(self.now(), Relaxed);
         let pinned = arena.registered.load(Relaxed) != 0;
         let mut list = self.link(arena);
         // Before the list is released: whoever sees the new count finds the arena Live.
@@ -383,18 +436,24 @@ impl Arenas {
 
     /// Closes every arena that has no span: the part of a drain pass that this layer does.
     pub fn close_all_empty(&self) -> Closed {
-        self.close_empty(&mut self.role.lock(), 0)
+        let closed = self.close_empty(&mut self.role.lock());
+        self.headroom_is_gone();
+        closed
     }
 
-    /// Closes arenas that have no span, but keeps up to `retain` bytes of them.
-    fn close_empty(&self, role: &mut Role, retain: usize) -> Closed {
+    fn close_empty(&self, role: &mut Role) -> Closed {
+        self.close_where(role, |_| true)
+    }
+
+    /// Closes the arenas that have no span, as far as `go` names them; exact for all that were empty when it began.
+    ///
+    /// One arena at a time leaves the list; devices are called without the list lock. Only the role's holder changes the list,
+    /// so the pass goes on from where it was.
+    fn close_where(&self, role: &mut Role, go: impl Fn(&Arena) -> bool) -> Closed {
         let mut closed = Closed::default();
         let Some(region) = Region::existing() else { return closed };
-        // One arena at a time leaves the list; devices are called without the list lock. Only the role's holder changes the
-        // list, so the pass goes on from where it was.
-        let (mut before, mut retained) = (None, 0);
-        loop {
-            let Some(arena) = self.unlink_empty(&mut before, &mut retained, retain) else { return closed };
+        let mut before = None;
+        while let Some(arena) = self.unlink_empty(&mut before, &go) {
             let bytes = arena.len();
             if self.end(region, role, arena, State::Closing) {
                 self.open.fetch_sub(bytes, Relaxed);
@@ -405,35 +464,31 @@ impl Arenas {
                 closed.stuck += 1;
             }
         }
+        closed
     }
 
-    /// Takes an empty arena that comes after `before` out of the list and into Closing, passing over the first `retain` bytes
-    /// of them.
-    fn unlink_empty(
-        &self,
-        before: &mut Option<&'static Arena>,
-        retained: &mut usize,
-        retain: usize,
-    ) -> Option<&'static Arena> {
+    /// Takes an empty arena that comes after `before` and that `go` names out of the list and into Closing.
+    fn unlink_empty(&self, before: &mut Option<&'static Arena>, go: impl Fn(&Arena) -> bool) -> Option<&'static Arena> {
         let mut list = self.write();
         loop {
             let at = before.map_or(list.head, |before| before.next.load(Relaxed)) as usize;
             let arena = Arena::at(at.checked_sub(1)?);
-            if arena.word.state() == State::Live && arena.word.live_spans() == 0 && !arena.word.is_kept() {
-                if *retained + arena.len() <= retain {
-                    *retained += arena.len();
-                } else if arena.word.begin_close() {
-                    let next = arena.next.load(Relaxed);
-                    match before {
-                        Some(before) => before.next.store(next, Relaxed),
-                        None => list.head = next,
-                    }
-                    return Some(arena);
+            if is_empty(arena) && go(arena) && arena.word.begin_close() {
+                let next = arena.next.load(Relaxed);
+                match before {
+                    Some(before) => before.next.store(next, Relaxed),
+                    None => list.head = next,
                 }
+                return Some(arena);
             }
             *before = Some(arena);
         }
     }
+}
+
+/// Whether an arena can be closed now, as far as one can see.
+fn is_empty(arena: &Arena) -> bool {
+    arena.word.state() == State::Live && arena.word.live_spans() == 0 && !arena.word.is_kept()
 }
 
 /// Whether a span would lie across two pieces although it fits one. `first` is its first slice, in the region.

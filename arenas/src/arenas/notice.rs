@@ -183,6 +183,14 @@ impl Arenas {
         drop(before);
     }
 
+    /// Whether there is something to [`tell`](Self::tell), and somebody who listens.
+    #[must_use]
+    pub fn has_to_tell(&self) -> bool {
+        let notices = &self.notices;
+        let is_pending = notices.unregistered.is_pending() || notices.above_soft_limit.is_pending();
+        is_pending && notices.listener.lock().is_some()
+    }
+
     /// Tells the listener what has happened since, if anything; cheap if nothing has. Without a listener nothing is told, and
     /// nothing forgotten.
     ///

@@ -1,0 +1,29 @@
+//! What a program sets for a heap, at any time. Uses nothing below it.
+//!
+//! Atomics that are read where they are needed: nobody waits, and each holds by itself.
+
+use super::retain::Clock;
+use core::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::OnceLock;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Settings {
+    /// Bytes of empty arenas that are kept; `usize::MAX`: as the rule for those who set nothing says.
+    pub(super) retain_bytes: AtomicUsize,
+    /// For how many nanoseconds they are kept.
+    pub(super) retain_time: AtomicU64,
+    /// Where the time comes from, if not from the system.
+    pub(super) clock: OnceLock<Clock>,
+}
+
+impl Settings {
+    /// As they are for those who set nothing.
+    pub(super) const fn new() -> Settings {
+        Settings {
+            retain_bytes: AtomicUsize::new(usize::MAX),
+            retain_time: AtomicU64::new(super::retain::DEFAULT_TIME.as_nanos() as u64),
+            clock: OnceLock::new(),
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 use crate::global::GLOBAL;
 use crate::pool::Builder;
+use crate::thread;
 use crate::{Budget, CaughtUp, Event, Heap, Policy, Rdmalloc};
 use core::fmt;
 use rdmalloc_arenas::{Arenas, Listener};
@@ -56,9 +57,14 @@ impl Builder {
 
     /// Who is told of the heap's limits. See [`Heap::on_event`].
     pub fn on_event(mut self, listener: impl Fn(&Event) + Send + Sync + 'static) -> Builder {
-        self.limited.listener = Some(Arc::new(listener));
+        self.limited.listener = Some(keep(listener));
         self
     }
+}
+
+/// The listener, in a block of the internal heap: it shall not keep an arena of the global one open.
+fn keep(listener: impl Fn(&Event) + Send + Sync + 'static) -> Listener {
+    thread::inside(|| -> Listener { Arc::new(listener) })
 }
 
 macro_rules! limits {
@@ -107,7 +113,8 @@ macro_rules! limits {
             ///
             /// Each [`Event`] is told once, and never from inside an allocation: the listener is called in `trim`, `attach`,
             /// `catch_up`, `set_budget`, `set_soft_limit` and this call, on the thread that makes the call, with no lock held;
-            /// so it may allocate, log, and use the heap.
+            /// so it may allocate, log, and use the heap. It lives as long as the heap: a handle to a heap in its own listener
+            /// keeps the heap for ever.
             ///
             /// ```
             #[doc = concat!("# use rdmalloc::", stringify!($heap), ";")]
@@ -117,7 +124,7 @@ macro_rules! limits {
             /// # }
             /// ```
             pub fn on_event(&self, listener: impl Fn(&Event) + Send + Sync + 'static) {
-                $core(self).arenas.set_listener(Some(Arc::new(listener)));
+                $core(self).arenas.set_listener(Some(keep(listener)));
                 $core(self).arenas.tell();
             }
 

@@ -3,7 +3,7 @@
 use crate::class::LiveBlocks;
 use crate::heap::Core;
 use crate::thread;
-use core::fmt;
+use core::fmt::{self, Write};
 use core::ops::Deref;
 use core::time::Duration;
 use rdmalloc_arenas::{ArenaStats, DeviceStats, SLICE, Times};
@@ -82,7 +82,7 @@ fn size(bytes: usize) -> Size {
     Size(bytes as u64)
 }
 
-fn times(f: &mut fmt::Formatter<'_>, what: &str, times: &Times) -> fmt::Result {
+fn times(f: &mut String, what: &str, times: &Times) -> fmt::Result {
     if times.count == 0 {
         return Ok(());
     }
@@ -94,8 +94,16 @@ fn times(f: &mut fmt::Formatter<'_>, what: &str, times: &Times) -> fmt::Result {
 /// A table, for people.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = String::new();
+        self.write(&mut table)?;
+        f.write_str(table.trim_end())
+    }
+}
+
+impl Stats {
+    fn write(&self, f: &mut String) -> fmt::Result {
         let arenas = &self.of_arenas;
-        let row = |f: &mut fmt::Formatter<'_>, name: &str, bytes: usize, rest: fmt::Arguments<'_>| {
+        let row = |f: &mut String, name: &str, bytes: usize, rest: fmt::Arguments<'_>| {
             writeln!(f, "  {name:<14}{:>12}  {rest}", size(bytes))
         };
         let ArenaStats { opening_arenas: opening, closing_arenas: closing, .. } = *arenas;
@@ -151,7 +159,7 @@ impl fmt::Display for Stats {
 }
 
 /// A row of counts, without those that are 0.
-fn counts(f: &mut fmt::Formatter<'_>, what: &str, counts: &[(u64, &str)]) -> fmt::Result {
+fn counts(f: &mut String, what: &str, counts: &[(u64, &str)]) -> fmt::Result {
     for (count, name) in counts.iter().filter(|(count, _)| *count > 0) {
         writeln!(f, "  {what:<14}{count:>8} {name}")?;
     }
@@ -209,7 +217,15 @@ impl Trimmed {
 /// A table, for people.
 impl fmt::Display for Trimmed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let row = |f: &mut fmt::Formatter<'_>, name: &str, bytes: usize, count: u64, what: &str| {
+        let mut table = String::new();
+        self.write(&mut table)?;
+        f.write_str(table.trim_end())
+    }
+}
+
+impl Trimmed {
+    fn write(&self, f: &mut String) -> fmt::Result {
+        let row = |f: &mut String, name: &str, bytes: usize, count: u64, what: &str| {
             writeln!(f, "  {name:<14}{:>12}  {count} {what}", size(bytes))
         };
         row(f, "closed", self.closed_bytes, self.closed_arenas as u64, "arenas")?;

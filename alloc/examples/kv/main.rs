@@ -99,6 +99,8 @@ fn run_server(options: &Options) -> Result<Outcome> {
 
     // 1. The global heap is attached to the device, at any time, beneath whatever is there. What it holds is registered now,
     //    and what it will hold when its arena is opened: the device reaches every Vec and String of this process.
+    //    Where it may not pin so much, it goes on with memory that the device does not reach, and says so.
+    HEAP.on_event(|event| say!("the server's global heap: {event}"));
     let started = Instant::now();
     let device = HEAP.attach(registrar.clone())?;
     let (arenas, time, pinned) = (BY_HEAPS.registered(), started.elapsed(), pinned_kib());
@@ -137,6 +139,7 @@ fn run_server(options: &Options) -> Result<Outcome> {
         sum.show(way.name());
     }
     show_arenas("the server's global heap", HEAP.arenas());
+    say!("figures of the server's global heap:\n{}", HEAP.stats());
     show_arenas("the server's heap for uploads", pool.arenas());
 
     // 4. When values are dropped, the arenas in which they were the last are deregistered, and only then given back.
@@ -148,6 +151,7 @@ fn run_server(options: &Options) -> Result<Outcome> {
     let trimmed = HEAP.trim();
     let (closed, open, pinned) = (trimmed.closed_arenas, trimmed.open_arenas, pinned_kib());
     say!("dropped the values: {closed} arenas deregistered and closed, {open} still in use, VmPin {pinned} kB");
+    say!("what is still in use:\n{trimmed}");
     HEAP.detach(device)?;
     Ok(Outcome::Server { control: peer.control, client, figures })
 }

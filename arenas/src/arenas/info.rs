@@ -84,7 +84,6 @@ impl Arenas {
     pub fn stats(&self) -> ArenaStats {
         let list = self.read();
         let (counts, held, refused) = (&self.counts, self.limits.held.now(), self.counts.refusals());
-        let attached = self.limits.attached.load(Relaxed);
         let mut stats = ArenaStats {
             opened: list.opened,
             opening_arenas: counts.opening_now.load(Relaxed) as usize,
@@ -116,7 +115,7 @@ impl Arenas {
                 stats.retained_arenas += 1;
                 stats.retained_bytes += arena.len();
             }
-            if attached & !arena.registered.load(Relaxed) != 0 {
+            if !self.is_registered(arena) {
                 stats.unregistered_arenas += 1;
                 stats.unregistered_bytes += arena.len();
             }

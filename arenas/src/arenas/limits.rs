@@ -174,12 +174,20 @@ impl Arenas {
         self.notices.unregistered.raise();
     }
 
+    /// Whether some arena may be open that a device has not registered. One load.
+    pub(super) fn has_unregistered(&self) -> bool {
+        self.notices.unregistered.is_raised()
+    }
+
+    /// Whether every device has registered the arena.
+    pub(super) fn is_registered(&self, arena: &Arena) -> bool {
+        self.limits.attached.load(Relaxed) & !arena.registered.load(Relaxed) == 0
+    }
+
     /// Looks whether there is still an arena that a device has not registered. The caller has the role.
     pub(super) fn review(&self) {
         let list = self.read();
-        let attached = self.limits.attached.load(Relaxed);
-        let is_missing =
-            |arena: &Arena| arena.word.state() == State::Live && attached & !arena.registered.load(Relaxed) != 0;
+        let is_missing = |arena: &Arena| arena.word.state() == State::Live && !self.is_registered(arena);
         if !arenas(&list).any(|arena| is_missing(arena) && !arena.word.is_kept()) {
             self.notices.unregistered.resolve();
         }
@@ -193,7 +201,7 @@ impl Arenas {
     pub fn register_what_was_refused(&self) -> CaughtUp {
         let mut done = CaughtUp::default();
         let Some(region) = Region::existing() else { return done };
-        if !self.notices.unregistered.is_raised() || os::is_forked_child() {
+        if !self.has_unregistered() || os::is_forked_child() {
             return done;
         }
         let role = self.role.lock();

@@ -61,8 +61,12 @@ impl Arenas {
     }
 
     fn take_lasting(&self, list: &List, region: &Region, slices: usize, align: usize) -> Option<Span> {
-        let mut lasting = arenas(list).filter(|arena| !arena.draining.load(Relaxed));
-        lasting.find_map(|arena| self.take_from(region, arena, slices, align))
+        let lasting = || arenas(list).filter(|arena| !arena.draining.load(Relaxed));
+        let take = |arena: &'static Arena| self.take_from(region, arena, slices, align);
+        // What a device has not registered serves last.
+        let registered =
+            self.has_unregistered().then(|| lasting().filter(|arena| self.is_registered(arena)).find_map(take));
+        registered.flatten().or_else(|| lasting().find_map(take))
     }
 
     /// Decides which arenas shall run empty: the beginning of a drain pass, since what is kept for later is sorted by it.

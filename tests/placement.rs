@@ -1,6 +1,7 @@
 //! After a peak, survivors that lie scattered keep little registered: a reduced form of the example `placement` of the benches.
 
 use rdmalloc::Rdmalloc;
+use rdmalloc_arenas::Arenas;
 use rdmalloc_tests::{Null, Trace};
 
 /// Called by the trace alone: the test's own memory is the system's.
@@ -25,6 +26,7 @@ fn scattered_survivors_do_not_keep_the_peak_registered() {
     assert!(registered <= 2 * live + (32 << 20), "{live} bytes live, {registered} registered");
     drop(trace);
     HEAP.trim();
+    assert!(!Arenas::may_drain(), "arenas that are gone are still counted");
     let stats = HEAP.stats();
     assert_eq!((stats.arenas, stats.spans, stats.registered_bytes), (0, 0, 0));
     HEAP.detach(device).unwrap();

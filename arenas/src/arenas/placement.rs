@@ -102,3 +102,67 @@ impl Arenas {
 fn is_draining_there(address: usize) -> bool {
     Arena::of(address).is_some_and(|arena| arena.draining.load(Relaxed))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Config, Policy, SLICE};
+
+    /// A heap with an arena that is full, and four of which so many 32nds are taken, or a slice; their spans, lowest first,
+    /// and how many slices an arena has.
+    fn heap(part: usize) -> (Arenas, Vec<Span>, usize) {
+        let heap =
+            Arenas::new(Config { access: Access::default(), policy: Policy::Require, serves_children: false, tag: 6 });
+        let first = heap.take(1, 1).unwrap().address;
+        let whole = Arena::of(first).unwrap().slices();
+        assert!(heap.grow(first, 1, whole).is_some());
+        let mut spans: Vec<_> = (0..4).map(|_| heap.take(whole, 1).unwrap()).collect();
+        spans.sort_unstable_by_key(|span| span.address);
+        spans.iter_mut().for_each(|span| {
+            span.slices = (whole * part / 32).max(1);
+            assert!(heap.shrink(span.address, whole, span.slices));
+        });
+        (heap, spans, whole)
+    }
+
+    #[test]
+    fn a_draining_arena_serves_before_another_is_opened_and_is_draining_no_more() {
+        let (heap, spans, whole) = heap(0);
+        let opened = heap.stats().opened;
+        heap.choose_draining();
+        let draining = || spans.iter().map(|span| Arenas::is_draining(span.address)).collect::<Vec<_>>();
+        assert!(draining().iter().filter(|draining| **draining).count() >= 3 && draining()[3], "{:?}", draining());
+        assert!(Arenas::may_drain());
+        // All that has room and lasts is used up, then one of the others at a time; the lowest first.
+        let mut more = Vec::new();
+        while let Some(span) = heap.try_take_lasting(1, 1) {
+            more.push(span);
+            assert!(more.len() <= 2 * whole);
+        }
+        let before = draining();
+        more.push(heap.take(1, 1).unwrap());
+        let after = draining();
+        let changed: Vec<_> = (0..4).filter(|index| before[*index] != after[*index]).collect();
+        assert_eq!(changed, [before.iter().position(|draining| *draining).unwrap()]);
+        assert_eq!(heap.stats().opened, opened);
+        // When it is full, and all that is left is needed, nothing is draining.
+        while let Ok(span) = heap.try_take(1, 1) {
+            more.push(span);
+        }
+        heap.choose_draining();
+        assert_eq!(draining(), [false; 4]);
+        assert_eq!(heap.stats().opened, opened);
+    }
+
+    #[test]
+    fn a_full_heap_has_nothing_to_drain_and_an_empty_one_keeps_its_lowest_arena() {
+        let (heap, spans, whole) = heap(25);
+        heap.choose_draining();
+        assert!(spans.iter().all(|span| !Arenas::is_draining(span.address)), "a quarter has room only in all");
+        spans.iter().for_each(|span| heap.give(span.address, span.slices));
+        heap.choose_draining();
+        let lasting = heap.try_take_lasting(1, 1).unwrap();
+        assert!(lasting.address < spans[3].address + whole * SLICE);
+        assert!(!Arenas::is_draining(lasting.address));
+    }
+}

@@ -2,8 +2,9 @@
 //! maintainer.
 //!
 //! A tool of its own, since criterion's means say nothing of the slowest. Blocks of 64 KiB are allocated and written, as fast
-//! as that goes, and at 1 GiB a second. Only the allocation is timed: an unregistered heap's page faults come
-//! later, when the block is written. The ways are measured in turns, so that the machine's moods hit all of them.
+//! as that goes, and at 512 MiB a second. Only the allocation is timed: an unregistered heap's page faults come
+//! later, when the block is written. The ways are measured in turns, so that the machine's moods hit all of them;
+//! `cargo bench -p rdmalloc-benches --features uring --bench growth -- --rounds 5` for more than one turn.
 
 use core::ops::Range;
 use io_uring::IoUring;
@@ -87,12 +88,14 @@ fn grow(way: Way, ring: Option<&IoUring>, total: usize, pace: Option<usize>) -> 
 fn main() {
     // What `cargo bench` passes on is criterion's; only this one means something here.
     let quick = std::env::args().any(|argument| argument == "--quick");
-    let (total, rounds) = if quick { (TOTAL / 8, 1) } else { (TOTAL, 5) };
+    let total = if quick { TOTAL / 8 } else { TOTAL };
+    let rounds = std::env::args().skip_while(|argument| argument != "--rounds").nth(1);
+    let rounds = rounds.and_then(|rounds| rounds.parse().ok()).unwrap_or(1).max(1);
     let ring = IoUring::new(8).ok().filter(|ring| Uring::new(ring).is_ok());
     let device = if ring.is_some() { "io_uring" } else { "a model: 16 us and 0.06 ns a byte" };
     println!("growth to {} MiB in blocks of {} KiB, {rounds} rounds, device: {device}", total >> 20, BLOCK >> 10);
     println!("allocation, us:                       p50     p99   p99.9  p99.99     max   whole, s");
-    for (pace, pace_name) in [(None, "full speed"), (Some(1 << 30), "1 GiB/s")] {
+    for (pace, pace_name) in [(None, "full speed"), (Some(512 << 20), "512 MiB/s")] {
         let mut all = Way::ALL.map(|_| (Vec::new(), Vec::new(), Vec::new()));
         for _ in 0..rounds {
             for ((way, _), (times, largest, wholes)) in Way::ALL.iter().zip(&mut all) {

@@ -152,13 +152,13 @@ fn owners_path_stays_short() {
         ("pair_256", 29),
         ("pair_4096", 29),
         ("pair_65536", 34),
-        ("pair_4m", 56),
+        ("pair_4m", 60),
         ("pair_any", 51),
         ("batch_16", 38),
-        ("batch_256", 50),
-        ("batch_4096", 81),
-        ("realloc", 54),
-        ("key", 26),
+        ("batch_256", 53),
+        ("batch_4096", 90),
+        ("realloc", 56),
+        ("key", 27),
     ];
     let mut long = Vec::new();
     for (operation, expected) in reached {

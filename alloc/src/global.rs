@@ -21,6 +21,7 @@ use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::{
     Access, ArenaInfo, Arenas, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention, SLICE,
 };
+use std::time::Duration;
 
 /// The tag of the global heap's arenas.
 const GLOBAL_TAG: u32 = 0;
@@ -91,15 +92,38 @@ impl Rdmalloc {
         GLOBAL.attach(device)
     }
 
-    /// Detaches a device: deregisters every arena from it. Blocks live on; the device's keys are dead.
-    ///
-    /// The caller sees to it that no work request that uses them is under way.
+    /// Attaches several devices, all or none. They register what is open at once, each on a thread, where that pays; so this
+    /// takes as long as the slowest of them does, where attaching one after the other takes the sum.
     ///
     /// # Errors
     ///
-    /// [`DetachError`], when it is not attached, or would not let go of an arena (which is then kept for ever).
+    /// As [`attach`](Self::attach), the first; no device is attached then, and all are dropped.
+    pub fn attach_all<R: Registrar>(&self, devices: impl IntoIterator<Item = R>) -> Result<Vec<Device>, AttachError> {
+        GLOBAL.attach_all(devices.into_iter().collect())
+    }
+
+    /// Detaches a device that nobody holds: [`detach_within`](Self::detach_within) no time.
+    ///
+    /// # Errors
+    ///
+    /// As there.
     pub fn detach(&self, device: Device) -> Result<(), DetachError> {
-        thread::inside(|| GLOBAL.arenas.detach(device))
+        self.detach_within(device, Duration::ZERO)
+    }
+
+    /// Detaches a device: waits, at most as long as said, until nobody holds it ([`Device::hold`]), then deregisters every arena
+    /// from it. Blocks live on; the device's keys are dead.
+    ///
+    /// While it waits, nobody gets a hold on the device any more; everything else goes on. A device that is lost
+    /// ([`Device::mark_lost`]) is detached at once. The caller sees to it that no work request that uses the keys is under way
+    /// without a hold.
+    ///
+    /// # Errors
+    ///
+    /// [`DetachError`]: it is not attached; or still in use, then it stays attached; or would not let go of an arena, which is
+    /// then kept for ever.
+    pub fn detach_within(&self, device: Device, patience: Duration) -> Result<(), DetachError> {
+        GLOBAL.detach_within(device, patience)
     }
 
     /// A drain pass: closes every arena in which nothing is in use. A closed arena is deregistered with every device first.

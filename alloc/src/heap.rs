@@ -18,8 +18,9 @@ use core::sync::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 use crossbeam_utils::CachePadded;
 use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::{Lock, asymmetric};
-use rdmalloc_arenas::{Arenas, AttachError, CaughtUp, Closed, Config, Device, Registrar, TakeError};
+use rdmalloc_arenas::{Arenas, AttachError, CaughtUp, Closed, Config, DetachError, Device, Registrar, TakeError};
 use std::io;
+use std::time::Duration;
 
 /// Shards of a heap. More than there are threads in the middle of an operation, mostly.
 const SHARDS: usize = 8;
@@ -38,10 +39,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// No arenas yet.
+    pub(crate) const fn arenas(config: Config, bell: &'static Bell) -> Arenas {
+        Arenas::with_bell(config, bell).helped_by(thread::help)
+    }
+
     /// A core without arenas.
     pub(crate) const fn new(config: Config, bell: &'static Bell) -> Core {
         Core {
-            arenas: Arenas::with_bell(config, bell),
+            arenas: Core::arenas(config, bell),
             bell,
             idle: Lock::new(Idle::new()),
             shards: [const { CachePadded::new(Lock::new(None)) }; SHARDS],
@@ -147,6 +153,20 @@ impl Core {
         });
         self.arenas.tell();
         attached
+    }
+
+    /// Attaches several, all or none.
+    pub(crate) fn attach_all<R: Registrar>(&self, devices: Vec<R>) -> Result<Vec<Device>, AttachError> {
+        thread::inside(|| {
+            self.sweep();
+            // Boxed here: in the global heap, a device would keep an arena open.
+            self.arenas.attach_all(devices.into_iter().map(|device| Box::new(device) as Box<dyn Registrar>).collect())
+        })
+    }
+
+    /// Detaches a device, waiting so long for what uses it.
+    pub(crate) fn detach_within(&self, device: Device, patience: Duration) -> Result<(), DetachError> {
+        thread::inside(|| self.arenas.detach_within(device, patience))
     }
 
     /// Memory for a layout, from a shard.

@@ -65,7 +65,8 @@ pub use maintain::{MaintainError, Maintained, Maintainer, Maintenance};
 pub use pool::{BuildError, Builder, Heap};
 pub use rdmalloc_arenas::{
     Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, Clock, DetachError, Device, DeviceStats, Event,
-    Failures, KeyError, Keys, Limits, MAX_DEVICES, Memlock, Name, NotRegistered, Policy, Refusal, Refusals,
-    RegisterError, Registered, Registrar, Retention, Sge, SgeError, SgeMut, State, TakeError, Times, registrar,
+    Failures, Hold, HoldError, KeyError, Keys, Limits, MAX_DEVICES, Memlock, Name, NotRegistered, Policy, Refusal,
+    Refusals, RegisterError, Registered, Registrar, Retention, Sge, SgeError, SgeMut, State, TakeError, Times,
+    registrar,
 };
 pub use stats::{Stats, Trimmed};

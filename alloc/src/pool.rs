@@ -15,9 +15,9 @@ use memmap2::MmapOptions;
 use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{
-    Access, ArenaInfo, Arenas, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention,
-    TakeError, tag_of,
+    Access, ArenaInfo, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention, TakeError, tag_of,
 };
+use std::time::Duration;
 
 /// How many heaps a program can have at once, beside the global one.
 const MAX_HEAPS: usize = 4096;
@@ -114,14 +114,13 @@ impl Builder {
         };
         for (index, slot) in CORES.iter().enumerate() {
             let mut place = slot.load(Acquire);
+            let fresh = || Core::arenas(config(index), &BELLS[index]);
             // SAFETY: a core that is in its slot lives for ever.
             match unsafe { place.as_ref() } {
                 Some(core) if !core.phase.is_unused() => continue,
                 // SAFETY: the core is of a heap that has ended: it has no arena, no device, no cache, and nobody who looks at
                 // its arenas. Its phase, which a late buffer may still read, stays in place.
-                Some(_) => drop(unsafe {
-                    ptr::replace(&raw mut (*place).arenas, Arenas::with_bell(config(index), &BELLS[index]))
-                }),
+                Some(_) => drop(unsafe { ptr::replace(&raw mut (*place).arenas, fresh()) }),
                 None => {
                     let mut map = MmapOptions::new().len(size_of::<Core>()).map_anon().map_err(BuildError::NoMemory)?;
                     place = map.as_mut_ptr().cast();
@@ -173,15 +172,38 @@ impl Heap {
         self.core.attach(device)
     }
 
-    /// Detaches a device: deregisters every arena from it. Buffers live on; the device's keys are dead.
-    ///
-    /// The caller sees to it that no work request that uses them is under way.
+    /// Attaches several devices, all or none. They register what is open at once, each on a thread, where that pays; so this
+    /// takes as long as the slowest of them does, where attaching one after the other takes the sum.
     ///
     /// # Errors
     ///
-    /// [`DetachError`], when it is not attached, or would not let go of an arena (which is then kept for ever).
+    /// As [`attach`](Self::attach), the first; no device is attached then, and all are dropped.
+    pub fn attach_all<R: Registrar>(&self, devices: impl IntoIterator<Item = R>) -> Result<Vec<Device>, AttachError> {
+        self.core.attach_all(devices.into_iter().collect())
+    }
+
+    /// Detaches a device that nobody holds: [`detach_within`](Self::detach_within) no time.
+    ///
+    /// # Errors
+    ///
+    /// As there.
     pub fn detach(&self, device: Device) -> Result<(), DetachError> {
-        thread::inside(|| self.core.arenas.detach(device))
+        self.detach_within(device, Duration::ZERO)
+    }
+
+    /// Detaches a device: waits, at most as long as said, until nobody holds it ([`Device::hold`]), then deregisters every arena
+    /// from it. Buffers live on; the device's keys are dead.
+    ///
+    /// While it waits, nobody gets a hold on the device any more; everything else goes on. A device that is lost
+    /// ([`Device::mark_lost`]) is detached at once. The caller sees to it that no work request that uses the keys is under way
+    /// without a hold.
+    ///
+    /// # Errors
+    ///
+    /// [`DetachError`]: it is not attached; or still in use, then it stays attached; or would not let go of an arena, which is
+    /// then kept for ever.
+    pub fn detach_within(&self, device: Device, patience: Duration) -> Result<(), DetachError> {
+        self.core.detach_within(device, patience)
     }
 
     /// A drain pass: closes every arena in which nothing is in use. A closed arena is deregistered with every device first.
@@ -282,12 +304,7 @@ pub(crate) fn end_if_empty(core: &Core) {
     }
     core.phase.end();
     // The phase makes this thread the only one to get here.
-    thread::inside(|| {
-        for (device, _) in core.arenas.devices() {
-            // No arena is open, so there is nothing that could fail.
-            let _ = core.arenas.detach(device);
-        }
-    });
+    thread::inside(|| core.arenas.detach_all());
     core.give_up_caches();
     core.arenas.set_listener(None);
     core.phase.reuse();

@@ -172,6 +172,11 @@ pub(crate) fn inside<R>(action: impl FnOnce() -> R) -> R {
     })
 }
 
+/// For threads that the arenas start: all they do is done inside.
+pub(crate) fn help(job: &mut dyn FnMut()) {
+    inside(job);
+}
+
 /// The first half of taking a cache from its thread: from here on the thread goes the slow way. The gate is held.
 pub(crate) fn revoke(cache: &Cache, slot: &Slot) {
     slot.claim.revoke(place(cache), place(&REVOKED.0));

@@ -1,15 +1,18 @@
-//! The devices of the process, and the keys of every chunk on each of them. Uses `region`, `table` and `registrar`.
+//! The devices of the process, and the keys of every chunk on each of them. Uses `region`, `table`, `registrar` and `hold`.
 //!
 //! A device has one of [`MAX_DEVICES`] columns: a table with one word of keys for each chunk of the region. A chunk belongs
 //! to one heap, so all heaps share the columns, and a heap's devices are a set of them. Finding the keys of an address is a
 //! subtraction, a comparison, a shift and a load; the column's generation tells whether the device is still the one that was
-//! asked.
+//! asked. A device that is lost ends its generation: so its keys end at once, on all heaps.
 //!
 //! The tables lie outside registered memory, are never given back, and read as zeros in children of `fork`.
+
+mod holding;
 
 use crate::arena::{Arena, State};
 use crate::error::{AttachError, KeyError, NotRegistered};
 use crate::held::Held;
+use crate::hold::Holds;
 use crate::name::{Name, NamePlace};
 use crate::region::{CHUNK_SHIFT, Region};
 use crate::registrar::Keys;
@@ -20,6 +23,9 @@ use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
+use crossbeam_utils::CachePadded;
+pub use holding::Hold;
+pub(crate) use holding::without_lost;
 use std::io;
 
 /// How many devices a process can have attached at once: 64.
@@ -34,7 +40,7 @@ struct Column {
     /// The region's begin and length, repeated here so that a look-up reads one line.
     base: AtomicUsize,
     len: AtomicUsize,
-    /// Odd while a device is attached; one more at each attach and each detach.
+    /// Odd while a device is attached and not lost; one more at each attach, and at its loss or else its detach.
     generation: AtomicU32,
     /// The words of handles and errors, for those who ask why there are no keys.
     handles: AtomicPtr<AtomicU64>,
@@ -55,15 +61,20 @@ static COLUMNS: [Column; MAX_DEVICES] = [const {
     }
 }; MAX_DEVICES];
 
+/// Who uses the devices, apart from what is read when keys are looked up.
+static HOLDS: [CachePadded<Holds>; MAX_DEVICES] = [const { CachePadded::new(Holds::none()) }; MAX_DEVICES];
+
 /// Who has the columns, and what only registering needs to know.
 static SLOTS: Lock<[Slot; MAX_DEVICES]> =
-    Lock::new([const { Slot { identity: None, heaps: 0, tables: None } }; MAX_DEVICES]);
+    Lock::new([const { Slot { identity: None, heaps: 0, generation: 0, tables: None } }; MAX_DEVICES]);
 
 #[derive(Debug)]
 struct Slot {
     identity: Option<NonZeroUsize>,
     /// How many heaps have the device attached.
     heaps: usize,
+    /// Of the device that is attached. The column's has ended if the device is lost.
+    generation: u32,
     tables: Option<&'static Tables>,
 }
 
@@ -144,8 +155,8 @@ impl Device {
     }
 
     fn why_not(self, address: usize) -> KeyError {
-        if self.column.generation.load(Acquire) != self.generation {
-            return KeyError::Detached;
+        if !self.is_current() {
+            return if self.is_lost() && self.is_attached() { KeyError::Lost } else { KeyError::Detached };
         }
         let Some(arena) = Arena::of(address) else { return KeyError::Foreign };
         if crate::os::is_forked_child() {
@@ -181,7 +192,7 @@ impl Device {
         let name = self.column.name.get();
         // A name that is written meanwhile belongs to the next generation, which is told first.
         fence(Acquire);
-        if self.column.generation.load(Relaxed) == self.generation { name } else { Name::default() }
+        if self.is_current() || self.is_lost() { name } else { Name::default() }
     }
 
     /// The device's number, below [`MAX_DEVICES`].
@@ -239,7 +250,9 @@ impl Slotted {
         loop {
             let mut slots = SLOTS.lock();
             let known = slots.iter().position(|slot| slot.heaps > 0 && identity.is_some() && slot.identity == identity);
-            let Some(index) = known.or_else(|| slots.iter().position(|slot| slot.heaps == 0)) else {
+            // Not one whose last device is still held: its holds will be counted as long as they are.
+            let vacant = |index: &usize| slots[*index].heaps == 0 && HOLDS[*index].is_quiet();
+            let Some(index) = known.or_else(|| (0..MAX_DEVICES).find(vacant)) else {
                 return Err(AttachError::TooManyDevices { limit: MAX_DEVICES });
             };
             let (slot, column) = (&mut slots[index], &COLUMNS[index]);
@@ -256,13 +269,17 @@ impl Slotted {
                 column.handles.store(tables.handles.base(), Relaxed);
                 column.base.store(region.base(), Relaxed);
                 column.len.store(region.len(), Relaxed);
-                column.generation.fetch_add(1, Release);
+                // Even before, as it ended in `release` at the latest.
+                let generation = column.generation.load(Relaxed).wrapping_add(1);
+                HOLDS[index].open(generation);
+                slot.generation = generation;
+                column.generation.store(generation, Release);
                 column.held.reset();
                 // After the generation, for who reads the name of the one before.
                 fence(Release);
                 column.name.set(Name::new(name));
             }
-            let generation = column.generation.load(Relaxed);
+            let generation = slot.generation;
             return Ok(Slotted { device: Device { column, generation }, tables });
         }
     }
@@ -274,7 +291,8 @@ impl Slotted {
         slot.heaps -= 1;
         if slot.heaps == 0 {
             slot.identity = None;
-            self.device.column.generation.fetch_add(1, Release);
+            self.device.holds().close();
+            self.device.end_generation();
         }
     }
 

@@ -4,6 +4,7 @@ use crate::os::Memlock;
 use crate::refusal::{RAISE_MEMLOCK, Refusal};
 use core::fmt;
 use std::io;
+use std::time::Duration;
 
 /// Memory was not registered: a device refused it, or a limit does not allow it.
 #[derive(Debug)]
@@ -78,7 +79,12 @@ pub enum AttachError {
         /// Its name.
         device: String,
     },
-    /// The process has as many devices attached as it can have.
+    /// The device, the same protection domain, is lost, on another heap or from the beginning.
+    Lost {
+        /// Its name.
+        device: String,
+    },
+    /// The process has as many devices attached as it can have. One that was lost counts as long as it is held.
     TooManyDevices {
         /// [`MAX_DEVICES`](crate::MAX_DEVICES).
         limit: usize,
@@ -112,6 +118,9 @@ impl fmt::Display for AttachError {
                 f,
                 "{device} is attached to this heap already (the same protection domain, or ring); use the Device that attach returned"
             ),
+            Self::Lost { device } => {
+                write!(f, "{device} is lost; open it anew when it is back, and attach what was opened")
+            }
             Self::TooManyDevices { limit } => {
                 write!(f, "{limit} devices are attached already, which is the limit of a process; detach one first")
             }
@@ -149,6 +158,14 @@ impl std::error::Error for AttachError {
 pub enum DetachError {
     /// The device is not attached to this heap, or not any more.
     NotAttached,
+    /// The device is in use, and stays attached. What is under way may still end: try again, with more time.
+    InUse {
+        /// How many holds there are: work requests under way, and memory windows. They are the device's, whichever heap's
+        /// memory they are about.
+        holds: usize,
+        /// How long the detach has waited for them.
+        waited: Duration,
+    },
     /// The device is detached, but would not end some registrations. Their memory is kept mapped for ever, since the device
     /// may still write to it; so is the registrar.
     Kept {
@@ -165,6 +182,12 @@ impl fmt::Display for DetachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAttached => f.write_str("the device is not attached to this heap"),
+            Self::InUse { holds, waited } => write!(
+                f,
+                "the device is held by {holds} work request(s) or memory window(s) after {} ms, and stays attached; complete \
+                 or end them, or tell that the device is lost",
+                waited.as_millis()
+            ),
             Self::Kept { arenas, bytes, source } => write!(
                 f,
                 "the device would not let go of {arenas} arena(s), {} KiB, which stay mapped: {source}",
@@ -178,7 +201,7 @@ impl std::error::Error for DetachError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Kept { source, .. } => Some(source),
-            Self::NotAttached => None,
+            Self::NotAttached | Self::InUse { .. } => None,
         }
     }
 }
@@ -236,6 +259,8 @@ impl std::error::Error for TakeError {
 pub enum KeyError {
     /// The device has been detached.
     Detached,
+    /// The device is lost ([`Device::mark_lost`](crate::Device::mark_lost)): it was removed, or has failed.
+    Lost,
     /// The address is not in any arena: memory of another allocator, a stack, a static, or memory given back long ago.
     Foreign,
     /// The address lies in an arena that the device has not registered.
@@ -291,6 +316,7 @@ impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Detached => f.write_str("the device has been detached"),
+            Self::Lost => f.write_str("the device is lost; detach it, and attach it anew when it is back"),
             Self::Foreign => f.write_str("the memory is not rdmalloc's: only blocks of its heaps are registered"),
             Self::NotRegistered(reason) => reason.fmt(f),
         }

@@ -6,6 +6,7 @@
 //! ```text
 //! os         the system calls
 //! sync       atomics and locks; what the models swap
+//! parallel   some jobs at once
 //! table      flat tables beside the region
 //! region     the address range; address <-> slice and chunk
 //! links      links of free blocks, outside the blocks
@@ -14,6 +15,7 @@
 //! refusal    why memory is not registered
 //! name       names of devices
 //! arena      one arena: its word, its slices
+//! hold       who uses a device now
 //! device     the devices of the process, and their keys
 //! sge        scatter-gather entries that borrow what they describe
 //! bell       how a heap's maintainer sleeps and is woken
@@ -29,9 +31,11 @@ pub mod bell;
 mod device;
 mod error;
 mod held;
+mod hold;
 mod links;
 mod name;
 mod os;
+mod parallel;
 mod refusal;
 mod region;
 pub mod registrar;
@@ -45,12 +49,14 @@ pub use arenas::{
     Ahead, ArenaInfo, ArenaStats, Arenas, CaughtUp, Clock, Closed, Config, DeviceStats, Event, Failures, Listener,
     Policy, Refusals, Retention, Seen, Span, Times, tag_of,
 };
-pub use device::{Device, MAX_DEVICES};
+pub use device::{Device, Hold, MAX_DEVICES};
 pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};
 pub use held::Budget;
+pub use hold::HoldError;
 pub use links::{LINK_UNIT, link_of};
 pub use name::Name;
 pub use os::Memlock;
+pub use parallel::Helper;
 pub use refusal::Refusal;
 pub use region::{CHUNK, CHUNK_SHIFT, SLICE, SLICE_META, SLICE_SHIFT, SLICES_PER_CHUNK, SliceMeta, meta_of, slice_of};
 pub use registrar::{Keys, Limits, Registered, Registrar};

@@ -2,7 +2,7 @@
 //!
 //! Nothing here allocates: these run inside an allocator.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use core::time::Duration;
@@ -138,6 +138,36 @@ pub(crate) fn register_heavy_barrier() -> bool {
 /// A full barrier on every processor that runs a thread of this process. Whether it was done.
 pub(crate) fn heavy_barrier() -> bool {
     membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+}
+
+/// Starts a thread that nobody waits for, with no signal handled on it. Nothing is allocated on it before `routine` runs.
+///
+/// # Safety
+///
+/// `routine` may be called with `argument` on another thread, once, at any time.
+pub(crate) unsafe fn spawn(
+    routine: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> io::Result<()> {
+    /// As the standard library's threads have: a registrar may need it.
+    const STACK: usize = 2 << 20;
+    let failed = |code: c_int| if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) };
+    // SAFETY: all pointers are to locals that are initialised before they are read: zeros are valid for each type, and the
+    // attributes are destroyed after their last use. The mask is put back as it was. What runs is the caller's promise.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
+        failed(libc::pthread_attr_init(&raw mut attributes))?;
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(&raw mut attributes, STACK);
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = core::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+        let mut thread = core::mem::zeroed();
+        let result = libc::pthread_create(&raw mut thread, &raw const attributes, routine, argument);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        libc::pthread_attr_destroy(&raw mut attributes);
+        failed(result)
+    }
 }
 
 static MARK: AtomicPtr<AtomicU8> = AtomicPtr::new(ptr::null_mut());

@@ -52,7 +52,9 @@ impl Limits {
 ///
 /// Implemented for verbs by `Verbs`, for io_uring by `Uring`; tests implement it to inject faults. The methods are called
 /// with no lock of the allocator held, and may allocate: what they allocate comes from memory that is never registered.
-/// They are never called in a child of `fork`, and a registrar that was attached is not dropped there.
+/// They are never called in a child of `fork`, and a registrar that was attached is not dropped there. Where a heap has several
+/// devices, they may run on a thread that lives only for the call, with all signals blocked, while other registrars' do; one
+/// heap calls one registrar once at a time.
 ///
 /// Whoever needs a new arena of the heap waits while one of them runs. So they must not wait for a thread that may allocate
 /// from that heap, and not call the heap themselves to attach, detach, trim, list its arenas, or take memory of it (what the
@@ -117,6 +119,15 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether children of `fork` no longer have memory once it is registered here (the verbs library marks it DONTFORK when
     /// `ibv_fork_init` was called on a kernel older than 5.12). A heap that children need must not be registered then.
     fn hides_memory_from_children(&self) -> bool {
+        false
+    }
+
+    /// Asked after the device has answered `EIO` or `ENODEV`: whether it is lost, so that nothing will ever come of it again.
+    /// Its keys end then, on every heap ([`Device::mark_lost`](crate::Device::mark_lost)). What it had registered is
+    /// deregistered all the same, each time the memory is to go.
+    ///
+    /// An error alone is no proof: adapters answer `EIO` also to single commands that they did not like.
+    fn is_lost(&self) -> bool {
         false
     }
 

@@ -14,5 +14,19 @@ fn registration(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(name = benches; config = rdmalloc_benches::criterion(); targets = registration);
+/// On two devices; where there is only one, on two protection domains of it.
+fn on_two(criterion: &mut Criterion) {
+    let names = rdmalloc_arenas::registrar::verbs::devices();
+    let Some(first) = names.first() else { return println!("skipped: no verbs device") };
+    let domains = [first, names.get(1).unwrap_or(first)].map(|name| ProtectionDomain::open(Some(name)).map(Arc::new));
+    match domains {
+        [Ok(first), Ok(second)] => {
+            let domains = [first, second];
+            rdmalloc_benches::devices::bench(criterion, |index| Verbs::new(Arc::clone(&domains[index])));
+        }
+        [Err(error), _] | [_, Err(error)] => println!("skipped: {error}"),
+    }
+}
+
+criterion_group!(name = benches; config = rdmalloc_benches::criterion(); targets = registration, on_two);
 criterion_main!(benches);

@@ -1,5 +1,6 @@
 //! What the benches share: how long they measure, and the peers they measure against.
 
+pub mod devices;
 pub mod peers;
 pub mod registration;
 

@@ -1,10 +1,11 @@
 //! What the tests that cross the crates share, and nothing that a program would depend on.
 //!
-//! [`Ledger`] is a registrar without a device, [`Null`] one that does nothing at all. [`Trace`] is what a server's memory goes
-//! through. [`Garden`] is a set of blocks of every kind, to be looked at from outside.
+//! [`Ledger`] is a registrar without a device, [`Brittle`] one whose device breaks, [`Null`] one that does nothing at all.
+//! [`Trace`] is what a server's memory goes through. [`Garden`] is a set of blocks of every kind, to be looked at from outside.
 //! [`rig`] (feature `verbs`) is a small face of RC queue pairs: the tests on real verbs and the example `kv` move bytes
 //! through it.
 
+mod brittle;
 mod confined;
 mod filter;
 mod garden;
@@ -15,6 +16,7 @@ pub mod rig;
 mod trace;
 mod under_limit;
 
+pub use brittle::Brittle;
 pub use confined::{confined, may_pin, set_memlock};
 pub use filter::{again_without_membarrier, is_alone, is_without_membarrier};
 pub use garden::{Churn, Garden};

@@ -1,17 +1,17 @@
-//! Devices come and go: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role.
+//! Devices come: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role. Devices go in `detach`.
 
 use super::Policy;
 use super::{Arenas, Role, arenas};
 use crate::arena::{Arena, State};
 use crate::device::{Device, Slotted};
-use crate::error::{AttachError, DetachError, RegisterError};
+use crate::error::{AttachError, RegisterError};
 use crate::held::{Amount, Budget};
 use crate::os;
 use crate::refusal::Refusal;
 use crate::region::{CHUNK, Region};
-use crate::registrar::{Registered, Registrar};
+use crate::registrar::{Limits, Registered, Registrar};
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -26,6 +26,9 @@ pub(super) struct Attached {
     max_registrations: u64,
     /// Whether its registrations count against the memlock limit.
     pub(super) memlocked: bool,
+    /// Arenas of which it would not let go, and their bytes: it must not be dropped then.
+    pub(super) kept: AtomicUsize,
+    pub(super) kept_bytes: AtomicUsize,
 }
 
 impl Attached {
@@ -37,6 +40,13 @@ impl Attached {
     /// What the device takes at most, of all heaps together.
     pub(super) fn most(&self) -> Budget {
         Budget { registrations: self.max_registrations, ..Budget::NONE }
+    }
+
+    /// It will not let go of an arena, which is therefore kept, and so is the registrar.
+    fn keep(&self, arena: &Arena) {
+        arena.word.keep();
+        self.kept.fetch_add(1, Relaxed);
+        self.kept_bytes.fetch_add(arena.len(), Relaxed);
     }
 
     /// The pieces of `memory` (a whole arena, or the first pieces of one), in order.
@@ -72,9 +82,6 @@ fn chunks(region: &Region, memory: &Range<usize>) -> Range<usize> {
     (memory.start - region.base()) / CHUNK..(memory.end - region.base()) / CHUNK
 }
 
-/// How an attachment ended, and what is left to drop.
-type TakenOut = (Result<(), DetachError>, Option<Box<dyn Registrar>>);
-
 impl Arenas {
     /// Attaches a device: registers every arena that is open, and from now on every arena that is opened.
     ///
@@ -87,9 +94,54 @@ impl Arenas {
     /// [`Policy::Prefer`], arenas that a limit does not allow are left unregistered, but an attachment that would have
     /// registered nothing of what is open is an error.
     pub fn attach(&self, registrar: Box<dyn Registrar>) -> Result<Device, AttachError> {
+        match self.attach_all(vec![registrar])?[..] {
+            [device] => Ok(device),
+            _ => unreachable!(),
+        }
+    }
+
+    /// Attaches several devices, all or none, as [`attach`](Self::attach) does one. They register what is open at once, each on
+    /// a thread, where that pays: so they take as long as the slowest does.
+    ///
+    /// # Errors
+    ///
+    /// The first [`AttachError`]; whatever was registered is deregistered again, and all the registrars dropped.
+    pub fn attach_all(&self, registrars: Vec<Box<dyn Registrar>>) -> Result<Vec<Device>, AttachError> {
         if os::is_forked_child() {
             return Err(AttachError::ForkedChild);
         }
+        registrars.iter().try_for_each(|registrar| self.check(&**registrar))?;
+        let region = Region::get().map_err(AttachError::NoMemory)?;
+        os::mark_process().map_err(AttachError::NoMemory)?;
+        // Dropped after the role's guard: a registrar may do as it likes then.
+        let (mut registrars, mut refused) = (registrars.into_iter(), None);
+        let mut role = self.role.lock();
+        self.close_empty(&mut role);
+        let before = role.attached.len();
+        let mut result = registrars.try_for_each(|registrar| {
+            self.take_in(&mut role, registrar).map_err(|(error, registrar)| {
+                refused = Some(registrar);
+                error
+            })
+        });
+        // Only the role's holder changes the list, so it may be walked without the lock.
+        let all: Vec<_> = arenas(&self.read()).collect();
+        if result.is_ok() {
+            result = self.register_with_new(region, &role, before, &all).map_err(AttachError::Register);
+        }
+        let Err(error) = result else {
+            return Ok(role.attached[before..].iter().map(|attached| attached.slotted.device).collect());
+        };
+        // An arena that a device will not let go of is marked as kept by `take_out`.
+        let left: Vec<_> =
+            role.attached.drain(before..).map(|attached| self.take_out(region, attached, &all)).collect();
+        drop(role);
+        drop((left, refused));
+        Err(error)
+    }
+
+    /// Whether a device may be attached to this heap at all.
+    fn check(&self, registrar: &dyn Registrar) -> Result<(), AttachError> {
         let name = || registrar.name().to_owned();
         let limits = registrar.limits();
         if limits.max_len < CHUNK as u64 {
@@ -98,95 +150,91 @@ impl Arenas {
         if self.config.serves_children && registrar.hides_memory_from_children() {
             return Err(AttachError::HidesMemoryFromChildren { device: name() });
         }
-        let region = Region::get().map_err(AttachError::NoMemory)?;
-        os::mark_process().map_err(AttachError::NoMemory)?;
-        let mut role = self.role.lock();
-        let slotted = Slotted::acquire(registrar.identity(), registrar.name())?;
-        if role.attached.iter().any(|other| other.slotted.device == slotted.device) {
-            slotted.release();
-            return Err(AttachError::AlreadyAttached { device: name() });
-        }
-        self.close_empty(&mut role);
-        let device = slotted.device;
-        let piece = piece_length(limits.max_len);
-        let memlocked = registrar.is_memlocked();
-        let max_registrations = limits.max_registrations;
-        self.counts.of(device).reset();
-        role.attached.push(Attached { slotted, registrar, piece, max_registrations, memlocked });
-        let attached = &role.attached[role.attached.len() - 1];
-        // Only the role's holder changes the list, so it may be walked without the lock.
-        let all: Vec<_> = arenas(&self.read()).collect();
-        let (mut result, mut registered, mut refused) = (Ok(()), 0, Vec::new());
-        for arena in all.iter().filter(|arena| arena.word.state() == State::Live) {
-            self.pin_and_prefault(region, attached, arena);
-            result = self.register(region, &role, attached, arena);
-            let Err(error) = &result else {
-                registered += 1;
-                continue;
-            };
-            unpin_if_unregistered(arena);
-            if self.policy() == Policy::Require || !error.reason.is_limit() || arena.word.is_kept() {
-                break;
-            }
-            refused.extend(core::mem::replace(&mut result, Ok(())).err().map(|error| (arena, error)));
-        }
-        if registered == 0 && result.is_ok() {
-            result = refused.pop().map_or(Ok(()), |(_, error)| Err(error));
-        }
-        let Err(error) = result else {
-            self.limits.attached.fetch_or(attached.slotted.bit(), Relaxed);
-            refused.iter().for_each(|(arena, error)| self.note_refusal(attached, arena, error));
-            return Ok(device);
+        Ok(())
+    }
+
+    /// Puts a device into the role's list, with a column. Nothing is registered yet.
+    fn take_in(&self, role: &mut Role, registrar: Box<dyn Registrar>) -> Result<(), (AttachError, Box<dyn Registrar>)> {
+        let name = || registrar.name().to_owned();
+        let slotted = match Slotted::acquire(registrar.identity(), registrar.name()) {
+            Ok(slotted) => slotted,
+            Err(error) => return Err((error, registrar)),
         };
-        // An arena that the device will not let go of is marked as kept by `take_out`.
-        let left = role.attached.pop().map(|attached| self.take_out(region, attached, &all));
-        drop(role);
-        drop(left);
-        Err(AttachError::Register(error))
-    }
-
-    /// Detaches a device: deregisters every arena from it. Blocks live on; the device's keys are dead.
-    ///
-    /// The caller sees to it that no work request is under way that uses them.
-    ///
-    /// # Errors
-    ///
-    /// [`DetachError`]. When the device would not let go of an arena, that arena is kept for ever.
-    pub fn detach(&self, device: Device) -> Result<(), DetachError> {
-        let region = Region::existing().ok_or(DetachError::NotAttached)?;
-        let mut role = self.role.lock();
-        let index = role.attached.iter().position(|attached| attached.slotted.device == device);
-        let attached = role.attached.remove(index.ok_or(DetachError::NotAttached)?);
-        self.limits.attached.fetch_and(!attached.slotted.bit(), Relaxed);
-        let all: Vec<_> = arenas(&self.read()).collect();
-        let (result, registrar) = self.take_out(region, attached, &all);
-        self.review();
-        drop(role);
-        drop(registrar);
-        result
-    }
-
-    /// The end of an attachment that is out of the role's list; and its registrar, to be dropped without the role.
-    fn take_out(&self, region: &Region, attached: Attached, all: &[&'static Arena]) -> TakenOut {
-        let (mut kept, mut bytes, mut last) = (0, 0, None);
-        for arena in all {
-            if let Err(source) = self.unregister(region, &attached, arena) {
-                (kept, bytes, last) = (kept + 1, bytes + arena.len(), Some(source));
-            }
-            attached.slotted.forgive(arena.run().start);
-            unpin_if_unregistered(arena);
-        }
-        let Attached { slotted, registrar, .. } = attached;
+        let device = slotted.device;
+        let error = if role.attached.iter().any(|other| other.slotted.device == device) {
+            AttachError::AlreadyAttached { device: name() }
+        } else if device.is_lost() {
+            AttachError::Lost { device: name() }
+        } else {
+            let Limits { max_len, max_registrations } = registrar.limits();
+            let (piece, memlocked) = (piece_length(max_len), registrar.is_memlocked());
+            let (kept, kept_bytes) = Default::default();
+            self.counts.of(device).reset();
+            role.attached.push(Attached { slotted, registrar, piece, max_registrations, memlocked, kept, kept_bytes });
+            return Ok(());
+        };
         slotted.release();
-        if os::is_forked_child() {
-            // What it would end is the parent's.
-            core::mem::forget(registrar);
-            return (Ok(()), None);
+        Err((error, registrar))
+    }
+
+    /// Registers all arenas with the devices from `before` on. Stops at the first error, and leaves what is registered then.
+    fn register_with_new(
+        &self,
+        region: &Region,
+        role: &Role,
+        before: usize,
+        all: &[&'static Arena],
+    ) -> Result<(), RegisterError> {
+        let live = || all.iter().copied().filter(|arena| arena.word.state() == State::Live);
+        let new = &role.attached[before..];
+        let failed = AtomicBool::new(false);
+        // What a device has not registered though it may stay; or why it may not.
+        let register = |attached: &Attached| {
+            let (mut registered, mut refused) = (0, Vec::new());
+            for arena in live().take_while(|_| !failed.load(Relaxed)) {
+                self.pin_and_prefault(region, attached, arena);
+                let Err(error) = self.register(region, role, attached, arena) else {
+                    registered += 1;
+                    continue;
+                };
+                if self.policy() == Policy::Require || !error.reason.is_limit() || arena.word.is_kept() {
+                    failed.store(true, Relaxed);
+                    return Err(error);
+                }
+                refused.push((arena, error));
+            }
+            match refused.pop() {
+                Some((_, error)) if registered == 0 => {
+                    failed.store(true, Relaxed);
+                    Err(error)
+                }
+                last => {
+                    refused.extend(last);
+                    Ok(refused)
+                }
+            }
+        };
+        let bytes = live().map(Arena::len).sum();
+        let (mut first, mut refused) = (Ok(()), Vec::new());
+        for (attached, result) in self.each_at_once(new, bytes, register) {
+            match result {
+                Ok(arenas) => refused.extend(arenas.into_iter().map(|(arena, error)| (attached, arena, error))),
+                Err(error) => {
+                    if let Refusal::Device(source) = &error.reason {
+                        attached.look_if_lost(source);
+                    }
+                    first = first.and(Err(error));
+                }
+            }
         }
-        let Some(source) = last else { return (Ok(()), Some(registrar)) };
-        // It may own the protection domain, which the memory region that is left still needs.
-        core::mem::forget(registrar);
-        (Err(DetachError::Kept { arenas: kept, bytes, source }), None)
+        // Not before all are done: each has pinned for itself.
+        live().for_each(unpin_if_unregistered);
+        first?;
+        for attached in new {
+            self.limits.attached.fetch_or(attached.slotted.bit(), Relaxed);
+        }
+        refused.iter().for_each(|(attached, arena, error)| self.note_refusal(attached, arena, error));
+        Ok(())
     }
 
     /// The devices that are attached, with their names.
@@ -226,7 +274,7 @@ impl Arenas {
         }
         attached.slotted.prepare(arena.run()).map_err(Refusal::Device)?;
         self.admit(attached, attached.amount(memory.len()))?;
-        let mut done = memory.start;
+        let (mut done, mut keeps) = (memory.start, false);
         for piece in attached.pieces(&memory) {
             // SAFETY: an arena that is open stays mapped until every device has let go of it, and is memory of a heap whose
             // access flags say who may reach it.
@@ -243,16 +291,17 @@ impl Arenas {
                 match self.deregister(region, attached, piece.clone()) {
                     Ok(()) => Err(io::Error::new(io::ErrorKind::InvalidData, "the device gave reserved keys")),
                     Err(error) => {
-                        arena.word.keep();
+                        keeps = true;
                         Err(error)
                     }
                 }
             });
             if let Err(source) = result {
                 for piece in attached.pieces(&(memory.start..done)) {
-                    if self.deregister(region, attached, piece).is_err() {
-                        arena.word.keep();
-                    }
+                    keeps |= self.deregister(region, attached, piece).is_err();
+                }
+                if keeps {
+                    attached.keep(arena);
                 }
                 // Nobody was asked for what follows the piece that failed.
                 let rest = memory.end - piece.end;
@@ -274,7 +323,10 @@ impl Arenas {
         }
         let (device, begin) = (attached.slotted.device, Instant::now());
         let ended = guard(|| attached.registrar.deregister(Registered { keys, handle }, piece.clone()));
-        ended.inspect_err(|_| self.counts.not_ended(device))?;
+        ended.inspect_err(|error| {
+            self.counts.not_ended(device);
+            attached.look_if_lost(error);
+        })?;
         self.counts.of(device).deregistering.since(begin);
         self.counts.deregistrations.fetch_add(1, Relaxed);
         self.dismiss(attached, Amount::new(piece.len(), 1));
@@ -294,14 +346,14 @@ impl Arenas {
         }
         arena.registered.fetch_and(!attached.slotted.bit(), Relaxed);
         if result.is_err() {
-            arena.word.keep();
+            attached.keep(arena);
         }
         result
     }
 }
 
 /// Calls a registrar. A panic of its becomes an error: nothing may unwind through an allocator.
-fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the registrar panicked")))
 }
 

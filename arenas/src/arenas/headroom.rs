@@ -111,7 +111,8 @@ impl Arenas {
     }
 
     fn free_registered(&self, role: &Role) -> usize {
-        let all = role.attached.iter().fold(0, |all, attached| all | attached.slotted.bit());
+        let offered = role.attached.iter().filter(|attached| !attached.is_lost());
+        let all = offered.fold(0, |all, attached| all | attached.slotted.bit());
         arenas(&self.read()).filter(|arena| arena.is_registered_with(all)).map(Arena::free_bytes).sum()
     }
 

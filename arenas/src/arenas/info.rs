@@ -26,7 +26,7 @@ pub struct ArenaStats {
     pub retained_arenas: usize,
     /// Their bytes.
     pub retained_bytes: usize,
-    /// Of the open arenas, those that are not registered with every device of the heap.
+    /// Of the open arenas, those that are not registered with every device of the heap that is not lost.
     pub unregistered_arenas: usize,
     /// Their bytes.
     pub unregistered_bytes: usize,

@@ -7,6 +7,7 @@
 use super::attach::Attached;
 use super::{Arenas, Role, arenas};
 use crate::arena::{Arena, State};
+use crate::device::without_lost;
 use crate::error::RegisterError;
 use crate::held::{Amount, Budget, Held, Over};
 use crate::os;
@@ -140,7 +141,8 @@ impl Arenas {
 
     /// Closes what is kept without need, if a limit leaves no room for a new arena of so many bytes otherwise.
     pub(super) fn make_way(&self, role: &mut Role, bytes: usize) {
-        let refused = |attached: &Attached| self.may_register(attached, attached.amount(bytes)).is_err();
+        let refused =
+            |attached: &Attached| !attached.is_lost() && self.may_register(attached, attached.amount(bytes)).is_err();
         if role.attached.iter().any(refused) {
             self.close_empty(role);
         }
@@ -179,9 +181,9 @@ impl Arenas {
         self.notices.unregistered.is_raised()
     }
 
-    /// Whether every device has registered the arena.
+    /// Whether every device that is not lost has registered the arena.
     pub(super) fn is_registered(&self, arena: &Arena) -> bool {
-        self.limits.attached.load(Relaxed) & !arena.registered.load(Relaxed) == 0
+        without_lost(self.limits.attached.load(Relaxed) & !arena.registered.load(Relaxed)) == 0
     }
 
     /// Looks whether there is still an arena that a device has not registered. The caller has the role.
@@ -207,7 +209,7 @@ impl Arenas {
         let role = self.role.lock();
         // Only the role's holder changes the list, so it may be walked without the lock.
         let all: Vec<_> = arenas(&self.read()).collect();
-        for attached in &role.attached {
+        for attached in role.attached.iter().filter(|attached| !attached.is_lost()) {
             let mut asked = true;
             let missing = |arena: &&&Arena| arena.registered.load(Relaxed) & attached.slotted.bit() == 0;
             let live = |arena: &&&Arena| arena.word.state() == State::Live && !arena.word.is_kept();
@@ -262,7 +264,8 @@ impl Arenas {
 
     /// Whether an arena of so many bytes is better faulted in before it is registered: not if no limit will allow that.
     pub(super) fn is_to_be_faulted_in(&self, attached: &Attached, bytes: usize) -> bool {
-        attached.registrar.pins_pages() && self.may_register(attached, attached.amount(bytes)).is_ok()
+        let pins = attached.registrar.pins_pages() && !attached.is_lost();
+        pins && self.may_register(attached, attached.amount(bytes)).is_ok()
     }
 }
 

@@ -13,6 +13,7 @@
 
 mod attach;
 mod counts;
+mod detach;
 mod growth;
 mod headroom;
 mod info;
@@ -23,6 +24,7 @@ mod retain;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use crate::Access;
 use crate::arena::{Arena, PIECE, State};
@@ -30,6 +32,7 @@ use crate::bell::Bell;
 use crate::error::TakeError;
 use crate::links;
 use crate::os::{self, Memlock};
+use crate::parallel::{self, Helper};
 use crate::region::{CHUNK, Region, SLICE, SLICES_PER_CHUNK};
 use crate::sync::Lock;
 use attach::Attached;
@@ -90,6 +93,8 @@ pub struct Arenas {
     settings: Settings,
     headroom: Headroom,
     bell: &'static Bell,
+    /// For the threads that register with several devices at once.
+    helper: Helper,
 }
 
 #[derive(Debug)]
@@ -145,7 +150,16 @@ impl Arenas {
             settings: Settings::new(),
             headroom: Headroom::new(),
             bell,
+            helper: parallel::no_help,
         }
+    }
+
+    /// The same, with a helper for the threads that register with several devices at once: needed where what such a thread
+    /// allocates would come from these arenas.
+    #[must_use]
+    pub const fn helped_by(mut self, helper: Helper) -> Arenas {
+        self.helper = helper;
+        self
     }
 
     /// How they are made.
@@ -360,17 +374,11 @@ impl Arenas {
             // SAFETY: just opened, so it is writable.
             unsafe { os::prefault(start, bytes) };
         }
-        for attached in &role.attached {
-            let Err(error) = self.register(region, role, attached, arena) else { continue };
-            if policy == Policy::Require || arena.word.is_kept() {
-                if !self.end(region, role, arena, State::Opening) {
-                    drop(self.link(arena));
-                }
-                return Err(TakeError::Register(error));
+        if let Err(error) = self.register_everywhere(region, role, arena, policy) {
+            if !self.end(region, role, arena, State::Opening) {
+                drop(self.link(arena));
             }
-            self.note_refusal(attached, arena, &error);
-            // It tells the listener, and tries again.
-            self.bell.call();
+            return Err(TakeError::Register(error));
         }
         self.open.fetch_add(bytes, Relaxed);
         arena.empty_since.store(self.now(), Relaxed);
@@ -409,8 +417,9 @@ impl Arenas {
     fn try_end(&self, region: &Region, role: &Role, arena: &Arena, from: State) -> bool {
         let mut free = true;
         arena.set_draining(false);
-        for attached in &role.attached {
-            free &= self.unregister(region, attached, arena).is_ok();
+        let unregister = |attached: &Attached| self.unregister(region, attached, arena);
+        for (attached, result) in self.each_at_once(&role.attached, arena.len(), unregister) {
+            free &= result.is_ok();
             attached.slotted.forgive(arena.run().start);
         }
         let memory = arena.memory(region);

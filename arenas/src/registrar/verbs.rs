@@ -224,7 +224,8 @@ unsafe impl Registrar for Verbs {
     /// # Errors
     ///
     /// Of the system: `EINVAL` or `EBUSY` if a memory window is still bound to the memory; the registration then goes on,
-    /// and can be ended later. Without `raw_os_error`: [`NotFound`](io::ErrorKind::NotFound) for what is not registered
+    /// and can be ended later; `EIO` from some libraries when the device was removed, which is no proof that it has let go, so
+    /// the memory is kept. Without `raw_os_error`: [`NotFound`](io::ErrorKind::NotFound) for what is not registered
     /// here, or not any more; [`Unsupported`](io::ErrorKind::Unsupported) in a child of fork. The device is not called then.
     fn deregister(&self, registered: Registered, memory: Range<usize>) -> io::Result<()> {
         self.check_process("deregister")?;
@@ -254,6 +255,20 @@ unsafe impl Registrar for Verbs {
 
     fn hides_memory_from_children(&self) -> bool {
         Verbs::fork_support() == ForkSupport::Enabled
+    }
+
+    /// Asks the kernel about the device. When a device is removed (`rdma link delete` on Linux 7.3, an adapter unplugged), the
+    /// kernel ends every registration by itself, and from then on answers `EIO` to all but the destroying calls, which succeed.
+    /// (On 6.1 the removal of a soft-RoCE device waits for the programs that have it open, and all goes on.) A port that is
+    /// down is no loss: registering and deregistering go on.
+    fn is_lost(&self) -> bool {
+        if self.pd.is_null() || !self.origin.is_here() {
+            return false;
+        }
+        let mut attr = MaybeUninit::zeroed();
+        // SAFETY: a live domain (`new` and `from_raw`) has an open context, and `attr` has room for what the call writes.
+        let errno = unsafe { rdma_sys::ibv_query_device((*self.pd).context, attr.as_mut_ptr()) };
+        errno != 0 && matches!(from_verbs(errno).raw_os_error(), Some(libc::EIO | libc::ENODEV))
     }
 
     fn name(&self) -> &str {

@@ -177,7 +177,7 @@ impl Slab {
         slab.free.set(ptr::null_mut());
         slab.owner.store(owner, Relaxed);
         slab.carved.set(0);
-        slab.capacity.set(class::capacity_of_class(class) as u32);
+        slab.capacity.set((span.slices * SLICE / block) as u32);
         slab.block.set(block as u32);
         slab.class.set(class as u8);
         slab.slices.set(span.slices as u8);

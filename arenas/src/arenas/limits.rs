@@ -27,31 +27,18 @@ pub enum Policy {
     Prefer,
 }
 
-/// Limits of a heap, and what counts against them.
+/// What counts against a heap's limits.
 #[derive(Debug)]
-pub(super) struct Bounds {
-    budget_bytes: AtomicU64,
-    budget_registrations: AtomicU64,
-    /// `u64::MAX`: none.
-    soft_limit: AtomicU64,
-    /// 1: `Prefer`.
-    policy: AtomicU64,
+pub(super) struct Counted {
     /// What is registered, over all devices.
     pub(super) held: Held,
     /// A bit for the slot of each device that is attached. Changes only under the role.
     pub(super) attached: AtomicU64,
 }
 
-impl Bounds {
-    pub(super) const fn new(policy: Policy) -> Bounds {
-        Bounds {
-            budget_bytes: AtomicU64::new(u64::MAX),
-            budget_registrations: AtomicU64::new(u64::MAX),
-            soft_limit: AtomicU64::new(u64::MAX),
-            policy: AtomicU64::new(policy as u64),
-            held: Held::new(),
-            attached: AtomicU64::new(0),
-        }
+impl Counted {
+    pub(super) const fn new() -> Counted {
+        Counted { held: Held::new(), attached: AtomicU64::new(0) }
     }
 }
 
@@ -70,40 +57,40 @@ pub struct CaughtUp {
 impl Arenas {
     /// Sets what the heap may have registered, from now on: what is registered stays so.
     pub fn set_budget(&self, budget: Budget) {
-        self.limits.budget_bytes.store(budget.bytes, Relaxed);
-        self.limits.budget_registrations.store(budget.registrations, Relaxed);
+        self.settings.budget_bytes.store(budget.bytes, Relaxed);
+        self.settings.budget_registrations.store(budget.registrations, Relaxed);
     }
 
     /// What the heap may have registered.
     #[must_use]
     pub fn budget(&self) -> Budget {
         Budget {
-            bytes: self.limits.budget_bytes.load(Relaxed),
-            registrations: self.limits.budget_registrations.load(Relaxed),
+            bytes: self.settings.budget_bytes.load(Relaxed),
+            registrations: self.settings.budget_registrations.load(Relaxed),
         }
     }
 
     /// Sets how many registered bytes, summed over the devices, are told to the listener when they are exceeded.
     pub fn set_soft_limit(&self, limit: Option<u64>) {
-        self.limits.soft_limit.store(limit.unwrap_or(u64::MAX), Relaxed);
+        self.settings.soft_limit.store(limit.unwrap_or(u64::MAX), Relaxed);
         self.watch_soft_limit();
     }
 
     /// The soft limit.
     #[must_use]
     pub fn soft_limit(&self) -> Option<u64> {
-        Some(self.limits.soft_limit.load(Relaxed)).filter(|limit| *limit != u64::MAX)
+        Some(self.settings.soft_limit.load(Relaxed)).filter(|limit| *limit != u64::MAX)
     }
 
     /// Sets what happens from now on to memory that a device does not register. What is served already stays as it is.
     pub fn set_policy(&self, policy: Policy) {
-        self.limits.policy.store(policy as u64, Relaxed);
+        self.settings.policy.store(policy as u8, Relaxed);
     }
 
     /// What happens to memory that a device does not register.
     #[must_use]
     pub fn policy(&self) -> Policy {
-        if self.limits.policy.load(Relaxed) == Policy::Prefer as u64 { Policy::Prefer } else { Policy::Require }
+        if self.settings.policy.load(Relaxed) == Policy::Prefer as u8 { Policy::Prefer } else { Policy::Require }
     }
 
     /// Bytes registered now, summed over the devices. Takes no lock.
@@ -118,7 +105,7 @@ impl Arenas {
         self.open.load(Relaxed) as u64
     }
 
-    /// How many bytes each of so many devices may still register by the budget.
+    /// How many bytes may still be registered by the budget, over all devices.
     pub(super) fn budget_allows(&self) -> u64 {
         self.budget().bytes.saturating_sub(self.registered_bytes())
     }
@@ -126,7 +113,7 @@ impl Arenas {
     /// Notes whether more is registered than the soft limit says.
     pub(super) fn watch_soft_limit(&self) {
         let above = &self.notices.above_soft_limit;
-        if self.registered_bytes() > self.limits.soft_limit.load(Relaxed) { above.raise() } else { above.resolve() }
+        if self.registered_bytes() > self.settings.soft_limit.load(Relaxed) { above.raise() } else { above.resolve() }
     }
 
     /// Whether a registration may be tried now; calls nobody.

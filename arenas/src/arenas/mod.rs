@@ -42,7 +42,7 @@ pub use counts::{DeviceStats, Failures, Refusals, Times};
 pub use headroom::Ahead;
 use headroom::Headroom;
 pub use info::{ArenaInfo, ArenaStats};
-use limits::Bounds;
+use limits::Counted;
 pub use limits::{CaughtUp, Policy};
 use notice::Notices;
 pub use notice::{Event, Listener};
@@ -88,7 +88,7 @@ pub struct Arenas {
     /// Bytes in arenas that are not vacant.
     open: AtomicUsize,
     counts: Counts,
-    limits: Bounds,
+    limits: Counted,
     notices: Notices,
     settings: Settings,
     headroom: Headroom,
@@ -145,9 +145,9 @@ impl Arenas {
             role: Lock::new(Role { attached: Vec::new() }),
             open: AtomicUsize::new(0),
             counts: Counts::new(),
-            limits: Bounds::new(config.policy),
+            limits: Counted::new(),
             notices: Notices::new(),
-            settings: Settings::new(),
+            settings: Settings::new(config.policy),
             headroom: Headroom::new(),
             bell,
             helper: parallel::no_help,

@@ -2,8 +2,9 @@
 //!
 //! Atomics that are read where they are needed: nobody waits, and each holds by itself.
 
+use super::limits::Policy;
 use super::retain::Clock;
-use core::sync::atomic::{AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::OnceLock;
 
 /// See the module.
@@ -15,15 +16,27 @@ pub(super) struct Settings {
     pub(super) retain_time: AtomicU64,
     /// Where the time comes from, if not from the system.
     pub(super) clock: OnceLock<Clock>,
+    /// Bytes that may be registered, over all devices.
+    pub(super) budget_bytes: AtomicU64,
+    /// Registrations that may be made, over all devices.
+    pub(super) budget_registrations: AtomicU64,
+    /// Registered bytes that are worth telling when they are exceeded; `u64::MAX`: none are.
+    pub(super) soft_limit: AtomicU64,
+    /// A [`Policy`], as a number.
+    pub(super) policy: AtomicU8,
 }
 
 impl Settings {
     /// As they are for those who set nothing.
-    pub(super) const fn new() -> Settings {
+    pub(super) const fn new(policy: Policy) -> Settings {
         Settings {
             retain_bytes: AtomicUsize::new(usize::MAX),
             retain_time: AtomicU64::new(super::retain::DEFAULT_TIME.as_nanos() as u64),
             clock: OnceLock::new(),
+            budget_bytes: AtomicU64::new(u64::MAX),
+            budget_registrations: AtomicU64::new(u64::MAX),
+            soft_limit: AtomicU64::new(u64::MAX),
+            policy: AtomicU8::new(policy as u8),
         }
     }
 }

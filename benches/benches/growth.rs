@@ -97,9 +97,12 @@ fn main() {
     println!("allocation, us:                       p50     p99   p99.9  p99.99     max   whole, s");
     for (pace, pace_name) in [(None, "full speed"), (Some(512 << 20), "512 MiB/s")] {
         let mut all = Way::ALL.map(|_| (Vec::new(), Vec::new(), Vec::new()));
-        for _ in 0..rounds {
-            for ((way, _), (times, largest, wholes)) in Way::ALL.iter().zip(&mut all) {
-                let (these, whole) = grow(*way, ring.as_ref(), total, pace);
+        for round in 0..rounds {
+            // Each way after each other: what one leaves the kernel with (huge pages, or pieces of them) is the next one's start.
+            for turn in 0..Way::ALL.len() {
+                let index = (round + turn) % Way::ALL.len();
+                let (times, largest, wholes) = &mut all[index];
+                let (these, whole) = grow(Way::ALL[index].0, ring.as_ref(), total, pace);
                 largest.push(these.iter().copied().max().unwrap_or(0));
                 wholes.push(whole);
                 times.extend(these);

@@ -58,9 +58,13 @@ unsafe impl Registrar for Peak {
 
 /// Grows a vector as a program does that does not know how much will come; how often it moved.
 fn grow(vector: &mut Vec<u8>) -> usize {
+    grow_to(vector, LARGE)
+}
+
+fn grow_to(vector: &mut Vec<u8>, len: usize) -> usize {
     let piece = vec![7; 32 << 10];
     let (mut moves, mut at) = (0, vector.as_ptr());
-    while vector.len() < LARGE {
+    while vector.len() < len {
         vector.extend_from_slice(&piece);
         moves += usize::from(vector.as_ptr() != at && vector.capacity() > MIB);
         at = vector.as_ptr();
@@ -123,4 +127,30 @@ fn a_doubling_vector_without_a_device_stays_where_it_is() {
     HEAP.detach(device).unwrap();
     HEAP.trim();
     assert!(HEAP.stats().open_bytes <= 64 * MIB, "{:?}", HEAP.stats());
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn verbs_a_doubling_vector_leaves_its_old_arenas_unpinned() {
+    use rdmalloc::registrar::verbs::Verbs;
+    use rdmalloc_tests::{pinned_bytes, rig::domain_or_skip};
+    let Some(domain) = domain_or_skip() else { return };
+    let _alone = alone();
+    HEAP.trim();
+    let unpinned = pinned_bytes();
+    let device = HEAP.attach(Verbs::new(domain)).unwrap();
+    let pinned = || pinned_bytes() - unpinned;
+    let before = HEAP.stats().registrations;
+    let mut vector = Vec::new();
+    grow_to(&mut vector, 128 * MIB);
+    let stats = HEAP.stats();
+    // What the statistics say is what the kernel has pinned.
+    assert_eq!(stats.registered_bytes as u64, pinned(), "{stats}");
+    assert!(stats.registrations - before <= 5, "{} registrations", stats.registrations - before);
+    // The vector's arena, and the first one, and what may be kept for the next demand.
+    assert!(pinned() <= (vector.capacity() + 96 * MIB) as u64, "{} MiB pinned", pinned() >> 20);
+    drop(vector);
+    HEAP.trim();
+    HEAP.detach(device).unwrap();
+    assert_eq!(pinned(), 0);
 }

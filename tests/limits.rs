@@ -201,19 +201,28 @@ fn memory_over_the_memlock_limit_is_registered_as_soon_as_the_limit_is_raised() 
 
 #[test]
 fn registered_memory_serves_first_and_unregistered_last() {
-    let heap = Heap::builder().budget(budget(1)).policy(Policy::Prefer).build().unwrap();
-    let device = heap.attach(Ledger::new()).unwrap();
-    let over = heap.buffer(39 * MIB).unwrap();
-    heap.set_budget(budget(34));
-    let within = heap.buffer(25 * MIB).unwrap();
-    assert!(device.key(over.as_ptr()).is_err() && device.key(within.as_ptr()).is_ok());
-    assert!(over.as_ptr() < within.as_ptr(), "nothing is seen: the lowest comes first anyhow");
+    // The lowest address comes first anyhow, so the unregistered arena has to be the lower one. Tests beside this one leave
+    // gaps below it; a heap that fell into one fills it for the next.
+    let mut fillers = Vec::new();
+    let (heap, device, over, _within) = loop {
+        let heap = Heap::builder().budget(budget(1)).policy(Policy::Prefer).build().unwrap();
+        let device = heap.attach(Ledger::new()).unwrap();
+        let over = heap.buffer(39 * MIB).unwrap();
+        heap.set_budget(budget(34));
+        let within = heap.buffer(25 * MIB).unwrap();
+        assert!(device.key(over.as_ptr()).is_err() && device.key(within.as_ptr()).is_ok());
+        if over.as_ptr() < within.as_ptr() {
+            break (heap, device, over, within);
+        }
+        fillers.push((heap, over, within));
+    };
     // Both arenas have room for it.
     let next = heap.buffer(512 << 10).unwrap();
     assert!(device.key(next.as_ptr()).is_ok());
     let last = heap.buffer(700 << 10).unwrap();
     assert_eq!(heap.stats().arenas, 2);
     assert!(device.key(last.as_ptr()).is_err());
+    drop(over);
 }
 
 #[test]

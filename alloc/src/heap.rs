@@ -123,7 +123,9 @@ impl Core {
     pub(crate) fn drain(&self) -> (Closed, Swept) {
         thread::inside(|| {
             let swept = self.sweep();
-            (self.arenas.close_all_empty(), swept)
+            let closed = self.arenas.close_all_empty();
+            self.arenas.purge_all();
+            (closed, swept)
         })
     }
 

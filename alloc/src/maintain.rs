@@ -326,6 +326,9 @@ impl Rounds {
             self.last_pass = now;
         }
         let (closed, left) = arenas.close_idle();
+        if passes {
+            arenas.purge_all();
+        }
         self.maintained.closed_arenas += closed.arenas as u64;
         if passes {
             // Spare spans that threads take again are no gain.

@@ -44,6 +44,8 @@ pub(crate) struct Arena {
     chunks: AtomicU32,
     /// Since when it has no span, in nanoseconds of its heap's clock; means something only then.
     pub(crate) empty_since: AtomicU64,
+    /// Since when many of its free slices are dirty, or when they were purged last; likewise. 0: they were never many.
+    pub(crate) dirty_since: AtomicU64,
     /// The next arena of the heap: 1 + its first chunk, 0 at the end. Guarded by the heap's list lock.
     pub(crate) next: AtomicU32,
     /// Whose arena it is.
@@ -92,6 +94,7 @@ impl Arena {
         arena.tag.store(tag, Relaxed);
         arena.registered.store(0, Relaxed);
         arena.dirty.store(0, Relaxed);
+        arena.dirty_since.store(0, Relaxed);
         arena.free.store(arena.slices(), Relaxed);
         arena.longest.store(arena.slices(), Relaxed);
         Ok(arena)

@@ -20,6 +20,7 @@ mod info;
 mod limits;
 mod notice;
 mod placement;
+mod purge;
 mod retain;
 mod settings;
 #[cfg(test)]
@@ -125,8 +126,6 @@ pub struct Closed {
 const FIRST_ARENA: usize = 32 << 20;
 /// The largest arena that is opened for small blocks.
 const LARGEST_ARENA: usize = 16 << 30;
-/// Dirty free bytes of an arena that nobody has pinned, above which they are given back to the kernel.
-const PURGE_ABOVE: usize = 16 << 20;
 
 impl Arenas {
     /// No arenas yet, and no maintainer ever.
@@ -271,26 +270,6 @@ impl Arenas {
         self.gave(old - new);
         self.purge_if_due(region, arena);
         true
-    }
-
-    /// Gives dirty pages of an unpinned arena back once they are many. The caller holds a span of the arena.
-    fn purge_if_due(&self, region: &Region, arena: &Arena) {
-        if arena.dirty_slices() * SLICE > PURGE_ABOVE && !arena.word.is_pinned() {
-            self.purge(region, arena);
-        }
-    }
-
-    fn purge(&self, region: &Region, arena: &Arena) {
-        if !arena.word.begin_purge() {
-            return;
-        }
-        let purged = arena.purge(region, |slices| {
-            // SAFETY: the slices are free and marked as used, so nobody has them; the arena is not pinned, nor will be
-            // before `end_purge`; and it stays mapped as long.
-            unsafe { os::purge(region.slice_address(slices.start), slices.len() * SLICE) }.is_ok()
-        });
-        arena.word.end_purge();
-        self.counts.purged.fetch_add((purged * SLICE) as u64, Relaxed);
     }
 
     /// Opens an arena that has room for `slices`, registers it with every device, and puts it into the list.

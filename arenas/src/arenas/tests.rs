@@ -7,7 +7,9 @@ use core::num::NonZeroUsize;
 use core::ops::Range;
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What the fake device knows: its registrations by handle.
 #[derive(Default)]
@@ -261,8 +263,10 @@ fn the_same_protection_domain_twice_is_refused_on_one_heap_and_shared_between_tw
 
 #[test]
 fn unpinned_free_memory_is_purged_and_pinned_memory_never() {
+    static NOW: AtomicU64 = AtomicU64::new(1000);
     let heap = heap(true);
-    let slices = 2 * PURGE_ABOVE / SLICE;
+    assert!(heap.set_clock(|| Duration::from_millis(NOW.load(Relaxed))));
+    let slices = (32 << 20) / SLICE;
     let fill = |span: Span| {
         // SAFETY: the span is this test's.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(span.address).write_bytes(1, span.slices * SLICE) };
@@ -271,6 +275,10 @@ fn unpinned_free_memory_is_purged_and_pinned_memory_never() {
     let keep = heap.take(1, 1).unwrap();
     fill(span);
     heap.give(span.address, span.slices);
+    assert_eq!(heap.stats().purged_bytes, 0, "what is given may be taken again soon");
+    let span = heap.take(slices, 1).unwrap();
+    NOW.fetch_add(250, Relaxed);
+    heap.give(span.address, span.slices);
     assert_eq!(heap.stats().purged_bytes, (slices * SLICE) as u64);
     let again = heap.take(slices, 1).unwrap();
     assert_eq!((again.address, again.zero), (span.address, true));
@@ -278,13 +286,15 @@ fn unpinned_free_memory_is_purged_and_pinned_memory_never() {
     assert_eq!(unsafe { core::ptr::with_exposed_provenance_mut::<u8>(span.address).read() }, 0);
     fill(again);
     let device = heap.attach(Box::new(Fake::default())).unwrap();
+    NOW.fetch_add(250, Relaxed);
     heap.give(again.address, again.slices);
-    assert_eq!(heap.stats().purged_bytes, (slices * SLICE) as u64, "purged pinned memory");
+    assert_eq!((heap.purge_all(), heap.stats().purged_bytes), (0, (slices * SLICE) as u64), "purged pinned memory");
     assert!(!heap.take(slices, 1).unwrap().zero);
     heap.detach(device).unwrap();
-    heap.give(keep.address, 1);
     heap.give(again.address, again.slices);
     assert_eq!(heap.stats().purged_bytes, 2 * (slices * SLICE) as u64, "unpinned again, so purged again");
+    heap.give(keep.address, 1);
+    assert_eq!(heap.purge_all(), SLICE, "who asks gets the last page back");
 }
 
 #[test]

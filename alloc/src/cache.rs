@@ -15,9 +15,8 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use crossbeam_utils::{Backoff, CachePadded};
-use rdmalloc_arenas::sync::Lock;
+use rdmalloc_arenas::sync::{Lock, LockGuard};
 use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
-use std::sync::MutexGuard;
 
 /// Spare spans up to this many slices (4 MiB) are kept, by their exact length.
 const SPARE_SLICES: usize = 64;
@@ -160,7 +159,7 @@ impl Cache {
 
     /// The gate, or none if whoever has it does not part with it soon: it was stopped by the system, or is a thread that this
     /// process, a child of fork, does not have.
-    fn gate_soon(&self) -> Option<MutexGuard<'_, ()>> {
+    fn gate_soon(&self) -> Option<LockGuard<'_, ()>> {
         let backoff = Backoff::new();
         (0..GATE_TRIES).find_map(|_| {
             let gate = self.gate.try_lock();

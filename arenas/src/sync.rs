@@ -1,10 +1,12 @@
-//! The primitives under the protocols. Uses `os` for the one barrier that is a system call.
+//! The primitives under the protocols. Uses `os` for sleeping, and for the one barrier that is a system call.
 //!
 //! A protocol (the arena's word, the list of blocks that others freed) is written once, generic over [`Atomic64`]: the
 //! program runs it on the standard library's atomics, the models run the same code on loom's. So no `cfg` tells them apart.
 
+mod lock;
+
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+pub use lock::{Lock, LockGuard};
 
 /// The operations that the protocols use of a 64-bit atomic word.
 pub trait Atomic64 {
@@ -48,33 +50,6 @@ macro_rules! atomic64 {
 atomic64!(AtomicU64);
 #[cfg(test)]
 atomic64!(loom::sync::atomic::AtomicU64);
-
-/// A mutex that ignores poison: nothing panics while it holds one, and an allocator has nobody to tell.
-///
-/// The standard library's mutex is a futex on Linux: it never allocates.
-#[derive(Debug, Default)]
-pub struct Lock<T>(Mutex<T>);
-
-impl<T> Lock<T> {
-    /// An open lock around `value`.
-    pub const fn new(value: T) -> Lock<T> {
-        Lock(Mutex::new(value))
-    }
-
-    /// Waits for the lock.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the lock if nobody has it.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
-    }
-}
 
 /// Barriers of two weights: one that costs nothing on a path that runs always, and one that pays for both on a path that runs
 /// seldom. A store before the one and a load after it are ordered against a store and a load around the other.

@@ -54,7 +54,7 @@ pub(crate) struct Arena {
     pub(crate) draining: AtomicBool,
 }
 
-// SAFETY: atomics, and a lock of which all-zero bytes are a valid open one (futex 0, not poisoned, value 0); nothing to drop.
+// SAFETY: atomics, and a lock of which all-zero bytes are a valid open one, with the value 0; nothing to drop.
 unsafe impl Entry for Arena {}
 
 /// The place in `arenas` where an address is: the arena's description, found by a chunk of its.

@@ -196,7 +196,13 @@ impl Core {
                 }
             };
             match result {
-                Ok(block) => return Ok(block),
+                Ok(block) => {
+                    if let Kind::Large(slices) = kind {
+                        // SAFETY: the block is new, and lies in an open arena.
+                        unsafe { slab::header(block.start.addr().get()) }.set_large(slices);
+                    }
+                    return Ok(block);
+                }
                 Err(want) => self.make_room(want)?,
             }
         }
@@ -206,7 +212,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// `block` was allocated from this core with this layout, and is the caller's.
+    /// `block` was allocated from this core with a layout of the same kind, and is the caller's.
     pub(crate) unsafe fn free(&self, block: NonNull<u8>, layout: Layout) -> bool {
         let shard = &self.shards[thread::shard(SHARDS)];
         match kind_of(layout) {

@@ -79,6 +79,8 @@ pub(crate) struct Slab {
     zero: Cell<bool>,
     /// Whether links lie outside the blocks.
     outside: Cell<bool>,
+    /// Of a large block that a heap's user has ([`set_large`](Slab::set_large)): its slices. 0: of a slab.
+    span: Cell<u32>,
     /// Neighbours in the list of the class; `next` also links spare spans.
     pub(crate) next: Cell<Option<&'static Slab>>,
     pub(crate) prev: Cell<Option<&'static Slab>>,
@@ -110,6 +112,7 @@ pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     slices: Cell::new(0),
     zero: Cell::new(false),
     outside: Cell::new(false),
+    span: Cell::new(0),
     next: Cell::new(None),
     prev: Cell::new(None),
     others: Others { remote: Remote::none(), next_told: AtomicPtr::new(ptr::null_mut()), lead: AtomicU8::new(0) },
@@ -158,7 +161,31 @@ pub(crate) unsafe fn of_block(block: NonNull<u8>) -> &'static Slab {
     unsafe { &*slice.sub(usize::from((*slice).others.lead.load(Relaxed))) }
 }
 
+/// The bytes of a block, which are at least what its layout asked for; found by its address alone. A layout of this size
+/// is of the block's kind.
+///
+/// # Safety
+///
+/// `block` is a block of a slab, or a large one that was marked by [`Slab::set_large`] when it was taken, and has not been
+/// resized; and the caller's.
+pub(crate) unsafe fn size_of_block(block: NonNull<u8>) -> usize {
+    // SAFETY: a block of a slab; or a marked one, of which the lead is 0: so this is the header of its first slice.
+    let header = unsafe { of_block(block) };
+    match header.span.get() {
+        0 => header.block_size(),
+        slices => slices as usize * SLICE,
+    }
+}
+
 impl Slab {
+    /// Says that the span which begins with this header's slice, and is the caller's, is one large block of so many slices.
+    pub(crate) fn set_large(&self, slices: usize) {
+        // The region has less than 2^32 slices.
+        self.span.set(slices as u32);
+        // Perhaps it was in the middle of a slab before.
+        self.others.lead.store(0, Relaxed);
+    }
+
     /// Cuts a span into blocks of `class`, for `owner`, whose number for those who have to tell it is `id`. No block is carved
     /// yet.
     ///
@@ -183,6 +210,7 @@ impl Slab {
         slab.slices.set(span.slices as u8);
         slab.zero.set(span.zero);
         slab.outside.set(outside);
+        slab.span.set(0);
         slab.others.remote.own(id);
         slab.alarm.set(0);
         slab.until_alarm.set(0);

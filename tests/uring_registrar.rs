@@ -273,7 +273,7 @@ fn a_registration_over_the_limit_is_refused_not_cut() {
 #[test]
 fn remote_access_is_refused() {
     let Some((_ring, uring)) = ring_with(1) else { return };
-    for access in [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::WINDOW_BIND] {
+    for access in [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::WINDOWS] {
         let error = error_of(register(&uring, GRAIN..2 * GRAIN, access));
         assert!(matches!(error, UringError::Remote { .. }), "{error}");
         assert!(error.to_string().contains("no peers"), "{error}");

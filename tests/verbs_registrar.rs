@@ -148,9 +148,9 @@ fn verbs_every_access_registers() {
         Access::REMOTE_READ,
         Access::REMOTE_WRITE,
         Access::REMOTE_ATOMIC,
-        Access::LOCAL_WRITE | Access::WINDOW_BIND,
+        Access::LOCAL_WRITE | Access::WINDOWS,
         Access::LOCAL_WRITE | Access::RELAXED_ORDERING,
-        remote | Access::WINDOW_BIND | Access::RELAXED_ORDERING,
+        remote | Access::WINDOWS | Access::RELAXED_ORDERING,
     ] {
         let registered = register(&verbs, memory.range(), access).unwrap_or_else(|error| panic!("{access:?}: {error}"));
         verbs.deregister(registered, memory.range()).unwrap();

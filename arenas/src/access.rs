@@ -13,6 +13,8 @@ use core::ops::BitOr;
 /// assert!(access.contains(Access::LOCAL_WRITE)); // remote writes and atomics need local write, so it comes with them
 /// assert!(access.is_remote());
 /// assert!(!Access::default().is_remote());
+/// // Peers write through windows, but the heap's own rkey opens nothing.
+/// assert!(Access::WINDOWS.is_remote_writable() && !Access::WINDOWS.is_remote());
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Access(u32);
@@ -28,10 +30,24 @@ impl Access {
     pub const REMOTE_WRITE: Access = Access(1 << 2 | 1);
     /// Peers that hold the rkey may use atomics. Brings [`LOCAL_WRITE`](Self::LOCAL_WRITE), which verbs demand with it.
     pub const REMOTE_ATOMIC: Access = Access(1 << 3 | 1);
-    /// Memory windows may be bound to the memory.
-    pub const WINDOW_BIND: Access = Access(1 << 4);
-    /// The device may write in any order (`IBV_ACCESS_RELAXED_ORDERING`), where it knows how; a hint elsewhere.
+    /// Memory windows may be bound to the memory (`IBV_ACCESS_MW_BIND`): each gives one buffer an rkey of its own, with rights
+    /// of its own, until it is revoked. The heap's own rkey opens nothing by this. Brings [`LOCAL_WRITE`](Self::LOCAL_WRITE),
+    /// which windows with write or atomic access demand of what lies beneath.
+    pub const WINDOWS: Access = Access(1 << 4 | 1);
+    /// The device may let its writes become visible in any order (`IBV_ACCESS_RELAXED_ORDERING`), which some adapters and buses
+    /// need for their full speed. A hint: providers and kernels that do not know it leave it out, and it is never assumed.
+    ///
+    /// The trap: without it, adapters mostly write a message's bytes in ascending order, and programs have come to poll its
+    /// last byte, or a flag behind it, in place of a completion. With it the flag may be seen before the bytes, even before
+    /// bytes of earlier messages. Ask for it only where memory is looked at after a completion was polled, which orders all.
     pub const RELAXED_ORDERING: Access = Access(1 << 5);
+    /// The device may write what RDMA READs bring, whatever its transport: on iWARP, where the answer to a READ arrives as a
+    /// write of the peer's, that takes `IBV_ACCESS_REMOTE_WRITE`; elsewhere it is [`LOCAL_WRITE`](Self::LOCAL_WRITE), which
+    /// comes with it, and nothing more.
+    ///
+    /// A flag of its own, since on iWARP whoever learns or guesses the rkey may then write into the heap. It counts as remotely
+    /// writable on every transport: which one it will be is not known when the heap is made.
+    pub const READ_TARGET: Access = Access(1 << 6 | 1);
 
     /// Whether all of `other` is allowed.
     #[must_use]
@@ -39,16 +55,22 @@ impl Access {
         self.0 & other.0 == other.0
     }
 
-    /// Whether peers may reach the memory by an rkey.
+    /// Whether peers may reach all of the memory by its own rkey.
     #[must_use]
     pub const fn is_remote(self) -> bool {
         self.0 & (1 << 1 | 1 << 2 | 1 << 3) != 0
     }
 
-    /// Whether peers may change the memory by an rkey.
+    /// Whether peers may change the memory, by its own rkey or that of a window.
     #[must_use]
     pub const fn is_remote_writable(self) -> bool {
-        self.0 & (1 << 2 | 1 << 3) != 0
+        self.0 & (1 << 2 | 1 << 3 | 1 << 4 | 1 << 6) != 0
+    }
+
+    /// Whether this makes sense only for a device that has peers: remote access, or windows.
+    #[must_use]
+    pub const fn needs_peers(self) -> bool {
+        self.is_remote() || self.contains(Access::WINDOWS)
     }
 
     /// Both sets together; the `const` form of `|`.
@@ -78,8 +100,9 @@ impl core::fmt::Debug for Access {
             (Access::REMOTE_READ, "REMOTE_READ"),
             (Access::REMOTE_WRITE, "REMOTE_WRITE"),
             (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
-            (Access::WINDOW_BIND, "WINDOW_BIND"),
+            (Access::WINDOWS, "WINDOWS"),
             (Access::RELAXED_ORDERING, "RELAXED_ORDERING"),
+            (Access::READ_TARGET, "READ_TARGET"),
         ];
         f.write_str("LOCAL_READ")?;
         names.iter().filter(|(flag, _)| self.contains(*flag)).try_for_each(|(_, name)| write!(f, " | {name}"))

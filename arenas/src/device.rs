@@ -126,6 +126,37 @@ impl Device {
         self.key_of_address(pointer.addr())
     }
 
+    /// The keys of the memory at `address`, and the handle of the registration that it lies in: for verbs, the address of the
+    /// `ibv_mr`. Slower than [`key_of_address`](Self::key_of_address), and for fewer: binding a memory window takes it.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn registration_of(self, address: usize) -> Result<(Keys, u64), KeyError> {
+        let keys = self.key_of_address(address)?;
+        let (Some(arena), handles) = (Arena::of(address), self.column.handles.load(Relaxed)) else {
+            return Err(KeyError::Foreign);
+        };
+        // The handle stands at the first chunk of the piece: mostly the arena's, or else going back as long as the keys are
+        // the same.
+        let (base, word) = (self.column.base.load(Relaxed), self.word(address));
+        let starts = |chunk: usize| self.word(base + (chunk << CHUNK_SHIFT)) == word;
+        let (first, own) = (arena.run().start, (address - base) >> CHUNK_SHIFT);
+        let piece = if starts(first) { first } else { (first..=own).rev().take_while(|chunk| starts(*chunk)).last().unwrap_or(own) };
+        // SAFETY: as in `word`; the table of handles is as long.
+        let handle = unsafe { &*handles.add(piece) }.load(Relaxed);
+        Ok((keys, handle))
+    }
+
+    /// What its registrar says makes it this device ([`Registrar::identity`](crate::Registrar::identity)); `None` if nothing
+    /// does, or it is not attached.
+    #[must_use]
+    pub fn identity(self) -> Option<NonZeroUsize> {
+        let slots = SLOTS.lock();
+        let slot = &slots[self.slot()];
+        slot.identity.filter(|_| slot.heaps > 0 && slot.generation == self.generation)
+    }
+
     /// Whether `first` and `last` are reached by the same keys, so that one scatter-gather entry can span them.
     #[inline]
     #[must_use]

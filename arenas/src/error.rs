@@ -1,5 +1,6 @@
 //! What can go wrong, with what was wanted, what the limit is, and what to do. Uses `os` for the memlock figures.
 
+use crate::access::Access;
 use crate::os::Memlock;
 use crate::refusal::{RAISE_MEMLOCK, Refusal};
 use core::fmt;
@@ -98,6 +99,14 @@ pub enum AttachError {
         /// The shortest that is of use, in bytes.
         wanted: u64,
     },
+    /// The device has no such access to give ([`Registrar::supports`](crate::Registrar::supports)): an io_uring has no peers, some
+    /// adapters have no memory windows.
+    Access {
+        /// Its name.
+        device: String,
+        /// What the heap was made with.
+        access: Access,
+    },
     /// Memory that the heap has open already was not registered: not all of it where the heap requires that, or none.
     Register(RegisterError),
     /// The device's library hides registered memory from children of fork (`MADV_DONTFORK`); a child would lose its heap.
@@ -127,6 +136,11 @@ impl fmt::Display for AttachError {
             Self::LengthLimit { device, max_len, wanted } => {
                 write!(f, "{device} registers at most {max_len} bytes at once, but an arena has at least {wanted}")
             }
+            Self::Access { device, access } => write!(
+                f,
+                "{device} cannot register memory with {access:?}, which the heap was made for (an io_uring has no peers, some adapters \
+                 have no memory windows); use another device, or make a heap with less"
+            ),
             Self::Register(error) => error.fmt(f),
             Self::HidesMemoryFromChildren { device } => write!(
                 f,

@@ -93,8 +93,16 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         Limits::NONE
     }
 
+    /// Whether memory can be registered here with this access; asked when the device is attached, so that what can never work is
+    /// an error then ([`AttachError::Access`](crate::AttachError::Access)), and not at the first buffer.
+    fn supports(&self, access: Access) -> bool {
+        let _ = access;
+        true
+    }
+
     /// What makes two registrars one device: where the keys of one are valid for the other (for verbs, the address of the
-    /// `ibv_pd`). `None`: a device of its own.
+    /// `ibv_pd`). `None`: a device of its own. Who gives the address of an `ibv_pd` promises that its handles are the addresses
+    /// of `ibv_mr`s, since memory windows are bound by them.
     fn identity(&self) -> Option<NonZeroUsize> {
         None
     }

@@ -147,6 +147,9 @@ impl Arenas {
         if limits.max_len < CHUNK as u64 {
             return Err(AttachError::LengthLimit { device: name(), max_len: limits.max_len, wanted: CHUNK as u64 });
         }
+        if !registrar.supports(self.config.access) {
+            return Err(AttachError::Access { device: name(), access: self.config.access });
+        }
         if self.config.serves_children && registrar.hides_memory_from_children() {
             return Err(AttachError::HidesMemoryFromChildren { device: name() });
         }

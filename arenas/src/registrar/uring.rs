@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// A cheap handle: clones are the same device. The ring's own limits hold: at most 1 GiB in a registration and 16384
 /// registrations. Fixed buffers can always be read and written by the ring's requests, so [`Access::LOCAL_READ`] and
 /// [`Access::LOCAL_WRITE`] are the same here, and [`Access::RELAXED_ORDERING`] changes nothing; there are no peers, so
-/// remote access and memory windows are refused.
+/// heaps with remote access or memory windows cannot be attached.
 ///
 /// Dropping the last handle takes the table off the ring. If the user's [`IoUring`] is dropped earlier, its requests in
 /// flight are only cancelled when the last handle is gone too.
@@ -194,7 +194,7 @@ impl Drop for Shared {
 // - an update with one buffer fails before it changes the slot, and the index is given back.
 unsafe impl Registrar for Uring {
     unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
-        if access.is_remote() || access.contains(Access::WINDOW_BIND) {
+        if !self.supports(access) {
             return Err(UringError::Remote { access }.into());
         }
         if memory.len() as u64 > Uring::MAX_LEN {
@@ -226,6 +226,11 @@ unsafe impl Registrar for Uring {
         shared.slots.give_back(slot);
         shared.bytes.fetch_sub(memory.len() as u64, Relaxed);
         Ok(())
+    }
+
+    /// A ring has no peers.
+    fn supports(&self, access: Access) -> bool {
+        !access.needs_peers()
     }
 
     /// The kernel counts for the user, over all processes and rings (`__io_account_mem` in Linux's io_uring/rsrc.c), and does not

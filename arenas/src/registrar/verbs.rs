@@ -2,7 +2,7 @@
 //!
 //! Uses [`Registrar`] and [`Access`] above, the crate rdma-sys, and its own parts: `domain` opens a device for programs
 //! that have no protection domain yet, `live` remembers what is registered, `origin` tells a child of fork from its
-//! parent, [`fixes`] stands in for functions of rdma-sys that are wrong.
+//! parent, [`fixes`] stands in for functions of rdma-sys that are wrong, [`window`] has the calls of memory windows.
 //!
 //! Needs rdma-core 35 or newer (`ibv_is_fork_initialized`, symbol version `IBVERBS_1.13`).
 
@@ -10,6 +10,7 @@ mod domain;
 pub mod fixes;
 mod live;
 mod origin;
+pub mod window;
 
 pub use domain::{OpenError, ProtectionDomain, devices};
 pub use rdma_sys;
@@ -24,7 +25,7 @@ use core::ops::Range;
 use core::ptr::{self, NonNull};
 use live::{Live, Registration};
 use origin::Origin;
-use rdma_sys::{ibv_access_flags, ibv_context, ibv_pd};
+use rdma_sys::{ibv_access_flags, ibv_context, ibv_device_attr, ibv_pd, ibv_transport_type};
 use std::io;
 use std::sync::Arc;
 
@@ -62,7 +63,8 @@ unsafe impl<T: AsProtectionDomain + ?Sized> AsProtectionDomain for Box<T> {
 /// domain and its context stay open until the process ends. In a child of fork it registers and deregisters nothing, and
 /// dropping it does nothing: `ibv_dereg_mr` in a child would end the parent's registration.
 ///
-/// On iWARP devices the memory that an RDMA READ writes to must be registered with [`Access::REMOTE_WRITE`].
+/// On iWARP devices, memory that an RDMA READ writes to needs `IBV_ACCESS_REMOTE_WRITE`: heaps that ask for
+/// [`Access::READ_TARGET`] get it there, others cannot be the target of a READ.
 ///
 /// ```no_run
 /// use rdmalloc_arenas::registrar::verbs::{ProtectionDomain, Verbs};
@@ -76,6 +78,10 @@ pub struct Verbs {
     /// Null only if `from_raw` was given null: then nothing can be registered.
     pd: *mut ibv_pd,
     limits: Limits,
+    /// Whether the device has memory windows; also if it does not say.
+    windows: bool,
+    /// Whether its transport is iWARP.
+    iwarp: bool,
     name: String,
     origin: Origin,
     live: Live,
@@ -110,14 +116,16 @@ impl Verbs {
     /// `pd` is null, or a live protection domain with an open context, and both stay so until the `Verbs` is dropped and
     /// its last memory region gone: detach the device from every heap, and wait for that, before `ibv_dealloc_pd`.
     pub unsafe fn from_raw(pd: *mut ibv_pd) -> Verbs {
-        let (limits, name) = if pd.is_null() {
-            (Limits::NONE, "null".to_owned())
+        let (attr, iwarp, name) = if pd.is_null() {
+            (None, false, "null".to_owned())
         } else {
             // SAFETY: the caller promises a live domain; a live domain has a live context.
-            unsafe { (query_limits((*pd).context), device_name((*pd).context)) }
+            unsafe { (query_device((*pd).context), is_iwarp((*pd).context), device_name((*pd).context)) }
         };
+        let limits = attr.as_ref().map_or(Limits::NONE, limits);
+        let windows = attr.is_none_or(|attr| window::kind(&attr).is_some());
         let (origin, live, owner) = (Origin::here(), Live::default(), ManuallyDrop::new(None));
-        Verbs { pd, limits, name, origin, live, owner }
+        Verbs { pd, limits, windows, iwarp, name, origin, live, owner }
     }
 
     /// Opens a device by name, or the first there is, and makes a protection domain on it: short for
@@ -206,7 +214,7 @@ unsafe impl Registrar for Verbs {
     unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
         self.check_process("register")?;
         self.check(memory.len() as u64).map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
-        let (addr, flags) = (ptr::with_exposed_provenance_mut(memory.start), verbs_access(access));
+        let (addr, flags) = (ptr::with_exposed_provenance_mut(memory.start), verbs_access(access, self.iwarp));
         // SAFETY: `pd` is not null (checked) and live (`new` and `from_raw`). The call pins pages and touches no byte; a
         // range that is not mapped gets EFAULT.
         let mr = unsafe { rdma_sys::ibv_reg_mr_iova2(self.pd, addr, memory.len(), memory.start as u64, flags) };
@@ -247,6 +255,12 @@ unsafe impl Registrar for Verbs {
 
     fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Everything but windows, where the device has none. That an adapter has no atomics shows when it registers (or when they
+    /// are used).
+    fn supports(&self, access: Access) -> bool {
+        self.windows || !access.contains(Access::WINDOWS)
     }
 
     fn identity(&self) -> Option<NonZeroUsize> {
@@ -311,15 +325,17 @@ impl fmt::Debug for Verbs {
 }
 
 /// The flags of `ibv_access_flags` for an [`Access`].
-fn verbs_access(access: Access) -> c_uint {
+fn verbs_access(access: Access, iwarp: bool) -> c_uint {
     let flags = [
         (Access::LOCAL_WRITE, ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
         (Access::REMOTE_READ, ibv_access_flags::IBV_ACCESS_REMOTE_READ),
         (Access::REMOTE_WRITE, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
         (Access::REMOTE_ATOMIC, ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC),
-        (Access::WINDOW_BIND, ibv_access_flags::IBV_ACCESS_MW_BIND),
+        (Access::WINDOWS, ibv_access_flags::IBV_ACCESS_MW_BIND),
         (Access::RELAXED_ORDERING, ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING),
     ];
+    // What a READ brings comes as a write of the peer's there (RFC 5040: a Read Response is a tagged message, as a Write is).
+    let access = if iwarp && access.contains(Access::READ_TARGET) { access | Access::REMOTE_WRITE } else { access };
     flags.iter().filter(|(ours, _)| access.contains(*ours)).fold(0, |all, (_, verbs)| all | verbs.0)
 }
 
@@ -328,25 +344,33 @@ fn from_verbs(errno: c_int) -> io::Error {
     if errno > 0 { io::Error::from_raw_os_error(errno) } else { io::Error::last_os_error() }
 }
 
-/// The limits of a device. What it does not say (a failing query, or a limit of 0, which would forbid all registering)
-/// counts as no limit: then the registration itself tells.
+/// What a device says of itself; `None` if it does not.
 ///
 /// # Safety
 ///
 /// `context` is open.
-unsafe fn query_limits(context: *mut ibv_context) -> Limits {
+unsafe fn query_device(context: *mut ibv_context) -> Option<ibv_device_attr> {
     let mut attr = MaybeUninit::zeroed();
     // SAFETY: the context is open, and `attr` has room for what the call writes. All zeros is a valid ibv_device_attr, so
     // it is initialised even where a provider fills in less.
-    let attr = unsafe {
-        if rdma_sys::ibv_query_device(context, attr.as_mut_ptr()) != 0 {
-            return Limits::NONE;
-        }
-        attr.assume_init()
-    };
+    unsafe { (rdma_sys::ibv_query_device(context, attr.as_mut_ptr()) == 0).then(|| attr.assume_init()) }
+}
+
+/// The limits of a device. A limit of 0, which would forbid all registering, counts as none: then the registration itself tells.
+fn limits(attr: &ibv_device_attr) -> Limits {
     let known = |limit: u64| if limit == 0 { u64::MAX } else { limit };
     // `max_mr` is an int: a driver with more than 2^31 shows a negative number.
     Limits { max_len: known(attr.max_mr_size), max_registrations: known(u64::try_from(attr.max_mr).unwrap_or(0)) }
+}
+
+/// Whether a context's device speaks iWARP.
+///
+/// # Safety
+///
+/// `context` is open.
+unsafe fn is_iwarp(context: *mut ibv_context) -> bool {
+    // SAFETY: an open context has a device, and the library keeps it while the context is open.
+    unsafe { (*(*context).device).transport_type == ibv_transport_type::IBV_TRANSPORT_IWARP }
 }
 
 /// The name of a context's device.
@@ -368,14 +392,21 @@ mod tests {
     #[test]
     fn access_maps_to_the_flags_of_the_header() {
         // The numbers are those of enum ibv_access_flags in infiniband/verbs.h.
-        assert_eq!(verbs_access(Access::LOCAL_READ), 0);
-        assert_eq!(verbs_access(Access::LOCAL_WRITE), 1);
-        assert_eq!(verbs_access(Access::REMOTE_READ), 4);
-        assert_eq!(verbs_access(Access::REMOTE_WRITE), 1 | 2);
-        assert_eq!(verbs_access(Access::REMOTE_ATOMIC), 1 | 8);
-        assert_eq!(verbs_access(Access::WINDOW_BIND), 16);
-        assert_eq!(verbs_access(Access::RELAXED_ORDERING), 1 << 20);
-        assert_eq!(verbs_access(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED_ORDERING), 1 << 20 | 7);
+        assert_eq!(verbs_access(Access::LOCAL_READ, false), 0);
+        assert_eq!(verbs_access(Access::LOCAL_WRITE, false), 1);
+        assert_eq!(verbs_access(Access::REMOTE_READ, false), 4);
+        assert_eq!(verbs_access(Access::REMOTE_WRITE, false), 1 | 2);
+        assert_eq!(verbs_access(Access::REMOTE_ATOMIC, false), 1 | 8);
+        assert_eq!(verbs_access(Access::WINDOWS, false), 1 | 16);
+        assert_eq!(verbs_access(Access::RELAXED_ORDERING, false), 1 << 20);
+        assert_eq!(verbs_access(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED_ORDERING, false), 1 << 20 | 7);
+    }
+
+    #[test]
+    fn target_of_reads_is_open_to_writes_on_iwarp_only() {
+        assert_eq!(verbs_access(Access::READ_TARGET, false), 1);
+        assert_eq!(verbs_access(Access::READ_TARGET, true), 1 | 2);
+        assert_eq!(verbs_access(Access::LOCAL_WRITE | Access::REMOTE_READ, true), 1 | 4, "not without being asked");
     }
 
     #[test]

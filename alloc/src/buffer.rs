@@ -1,24 +1,46 @@
-//! [`Buffer`]: bytes of a heap that a program made. Uses `pool` and `heap`.
+//! [`Buffer`]: bytes of a heap that a program made. Uses `pool`, `heap` and `slab`.
 
+mod filling;
+#[cfg(test)]
+mod tests;
+
+use crate::bytes_like::bytes_like;
 use crate::heap::Core;
-use crate::{pool, slab};
+use crate::{Heap, pool, slab};
 use core::alloc::Layout;
-use core::fmt;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
+pub use filling::BufferFull;
 use rdmalloc_arenas::TakeError;
 
-/// The alignment of buffers: a cache line, so that no two share one.
+/// The least alignment of buffers: a cache line, so that no two share one.
 const ALIGN: usize = 64;
 
-/// Bytes of a [`Heap`](crate::Heap): like a `Vec<u8>` that never moves and never grows beyond its capacity.
+/// Bytes of a [`Heap`]: like a `Vec<u8>` that never moves and never grows beyond its capacity.
 ///
 /// Dropping it gives the memory back to its heap, which it keeps alive. It is two words, as a `Box<[u8]>` is: its capacity and
 /// its heap are found by its address.
 ///
+/// It is filled by [`try_extend_from_slice`](Self::try_extend_from_slice), by `std::io::Write`, which writes what there is room
+/// for, by [`BufMut`](bytes::BufMut) and `Extend`, which panic when there is none; or by a device, which receives into
+/// [`spare_capacity_mut`](Self::spare_capacity_mut). Safe code never reads capacity that was not written. It compares, hashes and
+/// prints as its bytes do.
+///
 /// While a peer may write into the buffer, what it holds can change at any time; agree with the peer on when that is, and
 /// look at the bytes only outside of it.
+///
+/// ```
+/// use bytes::BufMut;
+///
+/// let heap = rdmalloc::Heap::builder().build()?;
+/// let mut message = heap.buffer(64)?;
+/// message.put_u32_le(7);
+/// message.put_slice(b"hello");
+/// assert_eq!(message, b"\x07\0\0\0hello");
+/// assert_eq!(message.capacity(), 64);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
@@ -29,48 +51,117 @@ unsafe impl Send for Buffer {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Buffer {}
 
-/// Bytes did not fit a buffer; nothing was written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BufferFull {
-    /// Bytes that were to be added.
-    pub wanted: usize,
-    /// Bytes that there is room for.
-    pub room: usize,
-}
+impl Heap {
+    /// An empty buffer with room for `capacity` bytes, aligned to 64 bytes. It never moves, and never grows beyond its
+    /// [capacity](Buffer::capacity), which is perhaps a little more.
+    ///
+    /// # Errors
+    ///
+    /// [`TakeError`], when there is no memory, or a device refuses it.
+    pub fn buffer(&self, capacity: usize) -> Result<Buffer, TakeError> {
+        Buffer::take(self.core, capacity, ALIGN, false)
+    }
 
-impl fmt::Display for BufferFull {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} bytes do not fit the {} that are left of the buffer's capacity; take a larger one",
-            self.wanted, self.room
-        )
+    /// A buffer of `len` zeros. Costs no clearing where the memory was never handed out, and no peer could write it.
+    ///
+    /// ```
+    /// let heap = rdmalloc::Heap::builder().build()?;
+    /// assert_eq!(heap.buffer_zeroed(3)?, [0, 0, 0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`buffer`](Self::buffer).
+    pub fn buffer_zeroed(&self, len: usize) -> Result<Buffer, TakeError> {
+        let mut buffer = Buffer::take(self.core, len, ALIGN, true)?;
+        buffer.len = len;
+        Ok(buffer)
+    }
+
+    /// An empty buffer that begins at a multiple of `align` bytes, a power of two, and whose capacity is a multiple of it: so
+    /// that whole blocks of a file opened with `O_DIRECT` can be read into it and written from it. These want 512 or 4096 bytes,
+    /// as the device of the file does; addresses are aligned to 64 at least.
+    ///
+    /// ```
+    /// let heap = rdmalloc::Heap::builder().build()?;
+    /// let buffer = heap.buffer_aligned(10_000, 4096)?;
+    /// assert!(buffer.as_ptr().addr() % 4096 == 0 && buffer.capacity() % 4096 == 0 && buffer.capacity() >= 10_000);
+    /// let error = heap.buffer_aligned(10_000, 1000).expect_err("no power of two");
+    /// assert_eq!(error.to_string(), "an alignment of 1000 bytes: it must be a power of two, 4096 for direct I/O, say");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`buffer`](Self::buffer), and [`TakeError::NotALayout`] if the alignment is no power of two.
+    pub fn buffer_aligned(&self, capacity: usize, align: usize) -> Result<Buffer, TakeError> {
+        // Checked here, since a larger one would hide it.
+        if !align.is_power_of_two() {
+            return Err(TakeError::NotALayout { wanted: capacity, align });
+        }
+        Buffer::take(self.core, capacity, align.max(ALIGN), false)
+    }
+
+    /// A buffer with a copy of `bytes`.
+    ///
+    /// ```
+    /// let heap = rdmalloc::Heap::builder().build()?;
+    /// assert_eq!(heap.buffer_from_slice(b"hello")?, "hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`buffer`](Self::buffer).
+    pub fn buffer_from_slice(&self, bytes: &[u8]) -> Result<Buffer, TakeError> {
+        let mut buffer = self.buffer(bytes.len())?;
+        if let Some(room) = buffer.spare_capacity_mut().get_mut(..bytes.len()) {
+            room.write_copy_of_slice(bytes);
+            buffer.len = bytes.len();
+        }
+        Ok(buffer)
     }
 }
-
-impl std::error::Error for BufferFull {}
 
 impl Buffer {
-    pub(crate) fn take(core: &Core, capacity: usize) -> Result<Buffer, TakeError> {
-        let too_long = |_| TakeError::NoMemory { wanted: capacity, source: std::io::ErrorKind::InvalidInput.into() };
-        let layout = Layout::from_size_align(capacity.max(1), ALIGN).map_err(too_long)?;
-        Ok(Buffer { start: core.allocate(layout, false)?.start, len: 0 })
+    /// An empty buffer, or one whose first `capacity` bytes are zero.
+    fn take(core: &Core, capacity: usize, align: usize, zeroed: bool) -> Result<Buffer, TakeError> {
+        let layout = Layout::from_size_align(capacity.max(1), align)
+            .map_err(|_| TakeError::NotALayout { wanted: capacity, align })?
+            .pad_to_align();
+        let block = core.allocate(layout, zeroed)?;
+        if zeroed && !block.zero {
+            // SAFETY: the block is new, and of this size.
+            unsafe { block.start.write_bytes(0, capacity) };
+        }
+        Ok(Buffer { start: block.start, len: 0 })
     }
 
-    /// How many bytes it can hold: all of its block, so at least as many as were asked for.
+    /// How many bytes it can hold: all of its block, so at least as many as were asked for, and at most an eighth more, 64 more,
+    /// or up to the next multiple of 64 KiB.
+    #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
         // SAFETY: the block was taken by `Core::allocate`, which marks large ones; it was not resized, and is the buffer's.
         unsafe { slab::size_of_block(self.start) }
     }
 
+    /// How many bytes there is room for.
+    #[inline]
+    fn room(&self) -> usize {
+        self.capacity() - self.len
+    }
+
     /// Where it begins; stays there as long as it lives.
+    #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
     /// Where it begins, to write to.
+    #[inline]
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start.as_ptr()
@@ -86,23 +177,12 @@ impl Buffer {
         self.len = 0;
     }
 
-    /// Adds bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`BufferFull`] if they do not all fit.
-    pub fn try_extend_from_slice(&mut self, bytes: &[u8]) -> Result<(), BufferFull> {
-        let full = BufferFull { wanted: bytes.len(), room: self.capacity() - self.len };
-        let room = self.spare_capacity_mut().get_mut(..bytes.len()).ok_or(full)?;
-        room.write_copy_of_slice(bytes);
-        self.len += bytes.len();
-        Ok(())
-    }
-
     /// The room behind the bytes: what a device receives into.
+    #[inline]
     pub fn spare_capacity_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+        let room = self.room();
         // SAFETY: the block is the buffer's, `len <= capacity`, and the rest is not read as anything.
-        unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr().add(self.len).cast(), self.capacity() - self.len) }
+        unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr().add(self.len).cast(), room) }
     }
 
     /// Says that the first `len` bytes have been written, by a device or a peer.
@@ -132,6 +212,7 @@ impl Drop for Buffer {
 
 impl Deref for Buffer {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the block is the buffer's, and its first `len` bytes are initialised.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
@@ -139,101 +220,11 @@ impl Deref for Buffer {
 }
 
 impl DerefMut for Buffer {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the borrow is unique.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
-            .field("start", &self.start)
-            .field("len", &self.len)
-            .field("capacity", &self.capacity())
-            .finish()
-    }
-}
-
-/// Writes as much as there is room for.
-impl std::io::Write for Buffer {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let count = bytes.len().min(self.capacity() - self.len);
-        self.try_extend_from_slice(&bytes[..count]).map_err(std::io::Error::other)?;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Heap;
-    use crate::class::{CLASSES, kind_of, size_of_class};
-
-    const KIB: usize = 1 << 10;
-    const MIB: usize = 1 << 20;
-    const GIB: usize = 1 << 30;
-
-    #[test]
-    fn a_buffer_is_two_words_and_so_is_an_optional_one() {
-        assert_eq!(
-            (size_of::<Buffer>(), size_of::<Option<Buffer>>()),
-            (2 * size_of::<usize>(), 2 * size_of::<usize>())
-        );
-    }
-
-    /// Takes a block, and looks at it as who frees it by its address does.
-    fn check(core: &Core, size: usize, align: usize) {
-        let layout = Layout::from_size_align(size, align).unwrap();
-        let block = core.allocate(layout, false).unwrap().start;
-        // SAFETY: taken above by `Core::allocate`.
-        let found = unsafe { slab::size_of_block(block) };
-        assert!(found >= size && block.addr().get().is_multiple_of(align), "{size} at {align}: {found}");
-        let by_address = Layout::from_size_align(found, 1).unwrap();
-        assert_eq!(kind_of(by_address), kind_of(layout), "{size} at {align}");
-        // SAFETY: taken above, and of this kind.
-        unsafe { core.free(block, by_address) };
-    }
-
-    #[test]
-    fn a_block_is_freed_by_its_address_as_its_layout_would() {
-        let heap = Heap::builder().build().unwrap();
-        // Twice, so that spans are slabs, then large, then slabs of other classes.
-        for _ in 0..2 {
-            for class in 0..CLASSES {
-                for size in [size_of_class(class), size_of_class(class) - 1] {
-                    (0..=22).for_each(|shift| check(heap.core, size, 1 << shift));
-                }
-            }
-            for size in [64 * KIB + 1, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 40 * MIB] {
-                (0..=26).for_each(|shift| check(heap.core, size, 1 << shift));
-            }
-        }
-        assert_eq!((heap.trim().stuck_arenas, heap.stats().live_bytes), (0, 0));
-    }
-
-    #[test]
-    fn buffers_of_any_size_know_their_capacity_and_give_all_of_it_back() {
-        let heap = Heap::builder().build().unwrap();
-        for capacity in
-            [0, 1, 63, 64, 65, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 4 * MIB - 1, 4 * MIB + 1, 32 * MIB, 100 * MIB]
-        {
-            let buffer = heap.buffer(capacity).unwrap();
-            assert!(buffer.is_empty() && buffer.capacity() >= capacity, "{capacity}: {}", buffer.capacity());
-            assert!(buffer.capacity() <= (capacity + capacity / 8 + 64).next_multiple_of(64 * KIB), "{capacity}");
-        }
-        match heap.buffer(5 * GIB) {
-            Ok(buffer) => assert_eq!(buffer.capacity(), 5 * GIB),
-            Err(error) => println!("skipped: 5 GiB of address space: {error}"),
-        }
-        for capacity in [isize::MAX as usize, isize::MAX as usize - 63, usize::MAX, usize::MAX / 2 - 1000] {
-            heap.buffer(capacity).expect_err("more than there is");
-        }
-        heap.trim();
-        assert_eq!(heap.open_bytes(), 0);
-    }
-}
+bytes_like!(Buffer);

@@ -40,8 +40,11 @@
 // pool     heaps that a program makes
 // buffer   their buffers
 // limits   what a heap may have registered
+//
+// bytes_like is what types that are bytes have in common.
 
 mod buffer;
+mod bytes_like;
 mod cache;
 mod caches;
 mod claim;

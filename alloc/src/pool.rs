@@ -1,6 +1,5 @@
 //! Heaps that a program makes: [`Heap`], with access flags of its own. Uses `heap`.
 
-use crate::buffer::Buffer;
 use crate::global::FIRST_HEAP_TAG;
 use crate::heap::Core;
 use crate::limits::Limited;
@@ -15,7 +14,7 @@ use memmap2::MmapOptions;
 use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{
-    Access, ArenaInfo, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention, TakeError, tag_of,
+    Access, ArenaInfo, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention, tag_of,
 };
 use std::time::Duration;
 
@@ -35,7 +34,7 @@ static CHANGE: Lock<()> = Lock::new(());
 /// A handle: cloning it gives another for the same heap. When the last is dropped, no new buffers can be had; the arenas
 /// close, deregistered, as the last buffer goes, and then the heap's devices are detached.
 ///
-/// Unlike the global heap, a heap with a device attached serves registered memory or none ([`TakeError::Register`]), unless its
+/// Unlike the global heap, a heap with a device attached serves registered memory or none ([`TakeError::Register`](crate::TakeError::Register)), unless its
 /// [`Policy`] says otherwise.
 ///
 /// ```
@@ -146,15 +145,6 @@ impl Heap {
     /// Begins a new heap.
     pub fn builder() -> Builder {
         Builder { access: Access::default(), limited: Limited::default(), retention: Retention::new() }
-    }
-
-    /// An empty buffer with room for `capacity` bytes, aligned to 64 bytes. It never moves, and never grows beyond that.
-    ///
-    /// # Errors
-    ///
-    /// When there is no memory, or a device refuses it.
-    pub fn buffer(&self, capacity: usize) -> Result<Buffer, TakeError> {
-        Buffer::take(self.core, capacity)
     }
 
     /// What devices and peers may do with the heap's memory.

@@ -231,6 +231,14 @@ pub enum TakeError {
         /// Bytes in the region.
         region: usize,
     },
+    /// There is no memory like that, on any machine: the alignment is no power of two, or the bytes, rounded up to it, are more
+    /// than `isize::MAX`.
+    NotALayout {
+        /// Bytes wanted.
+        wanted: usize,
+        /// Alignment wanted, in bytes.
+        align: usize,
+    },
     /// The operating system has no memory (address space, commit charge).
     NoMemory {
         /// Bytes wanted.
@@ -251,6 +259,14 @@ impl fmt::Display for TakeError {
                 wanted >> 10,
                 region >> 20
             ),
+            Self::NotALayout { align, .. } if !align.is_power_of_two() => {
+                write!(f, "an alignment of {align} bytes: it must be a power of two, 4096 for direct I/O, say")
+            }
+            Self::NotALayout { wanted, align } => write!(
+                f,
+                "{wanted} bytes at a multiple of {align}: rounded up to that, they must not be more than {}",
+                isize::MAX
+            ),
             Self::NoMemory { wanted, source } => write!(f, "no memory for an arena of {} KiB: {source}", wanted >> 10),
             Self::Register(error) => error.fmt(f),
         }
@@ -260,7 +276,7 @@ impl fmt::Display for TakeError {
 impl std::error::Error for TakeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::AddressSpace { .. } => None,
+            Self::AddressSpace { .. } | Self::NotALayout { .. } => None,
             Self::NoMemory { source, .. } => Some(source),
             Self::Register(error) => Some(error),
         }

@@ -168,6 +168,7 @@ pub(crate) unsafe fn of_block(block: NonNull<u8>) -> &'static Slab {
 ///
 /// `block` is a block of a slab, or a large one that was marked by [`Slab::set_large`] when it was taken, and has not been
 /// resized; and the caller's.
+#[inline]
 pub(crate) unsafe fn size_of_block(block: NonNull<u8>) -> usize {
     // SAFETY: a block of a slab; or a marked one, of which the lead is 0: so this is the header of its first slice.
     let header = unsafe { of_block(block) };

@@ -211,7 +211,7 @@ impl Counts {
     /// Counts an arena that was wanted and not opened.
     pub(super) fn not_opened(&self, error: &TakeError) {
         let count = match error {
-            TakeError::AddressSpace { .. } => &self.address_space,
+            TakeError::AddressSpace { .. } | TakeError::NotALayout { .. } => &self.address_space,
             TakeError::NoMemory { .. } => &self.no_memory,
             TakeError::Register(_) => &self.not_registered,
         };

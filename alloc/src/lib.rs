@@ -39,6 +39,7 @@
 // global   the GlobalAlloc
 // pool     heaps that a program makes
 // buffer   their buffers
+// shared   buffers that are only read, by any number of owners
 // limits   what a heap may have registered
 //
 // bytes_like is what types that are bytes have in common.
@@ -57,6 +58,7 @@ mod maintain;
 mod model;
 mod phase;
 mod pool;
+mod shared;
 mod slab;
 mod stats;
 mod thread;
@@ -72,4 +74,5 @@ pub use rdmalloc_arenas::{
     Refusals, RegisterError, Registered, Registrar, Retention, Sge, SgeError, SgeMut, State, TakeError, Times,
     registrar,
 };
+pub use shared::SharedBuffer;
 pub use stats::{Stats, Trimmed};

@@ -142,7 +142,11 @@ impl Device {
         let (base, word) = (self.column.base.load(Relaxed), self.word(address));
         let starts = |chunk: usize| self.word(base + (chunk << CHUNK_SHIFT)) == word;
         let (first, own) = (arena.run().start, (address - base) >> CHUNK_SHIFT);
-        let piece = if starts(first) { first } else { (first..=own).rev().take_while(|chunk| starts(*chunk)).last().unwrap_or(own) };
+        let piece = if starts(first) {
+            first
+        } else {
+            (first..=own).rev().take_while(|chunk| starts(*chunk)).last().unwrap_or(own)
+        };
         // SAFETY: as in `word`; the table of handles is as long.
         let handle = unsafe { &*handles.add(piece) }.load(Relaxed);
         Ok((keys, handle))

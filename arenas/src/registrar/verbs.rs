@@ -399,7 +399,10 @@ mod tests {
         assert_eq!(verbs_access(Access::REMOTE_ATOMIC, false), 1 | 8);
         assert_eq!(verbs_access(Access::WINDOWS, false), 1 | 16);
         assert_eq!(verbs_access(Access::RELAXED_ORDERING, false), 1 << 20);
-        assert_eq!(verbs_access(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED_ORDERING, false), 1 << 20 | 7);
+        assert_eq!(
+            verbs_access(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED_ORDERING, false),
+            1 << 20 | 7
+        );
     }
 
     #[test]

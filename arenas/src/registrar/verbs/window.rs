@@ -37,7 +37,8 @@ pub enum Kind {
 #[must_use]
 pub fn kind(attr: &ibv_device_attr) -> Option<Kind> {
     let has = |flag: ibv_device_cap_flags| attr.device_cap_flags & flag.0 != 0;
-    if has(ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2A) || has(ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
+    if has(ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2A)
+        || has(ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
     {
         return Some(Kind::Type2);
     }
@@ -75,7 +76,8 @@ impl Part {
             (Access::REMOTE_WRITE, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
             (Access::REMOTE_ATOMIC, ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC),
         ];
-        let rights = flags.iter().filter(|(ours, _)| self.rights.contains(*ours)).fold(0, |all, (_, verbs)| all | verbs.0);
+        let rights =
+            flags.iter().filter(|(ours, _)| self.rights.contains(*ours)).fold(0, |all, (_, verbs)| all | verbs.0);
         ibv_mw_bind_info { mr: self.mr.as_ptr(), addr: self.addr, length: self.len, mw_access_flags: rights }
     }
 }

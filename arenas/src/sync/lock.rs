@@ -126,7 +126,8 @@ impl<T> Lock<T> {
     /// Takes the lock if nobody has it.
     #[inline]
     pub fn try_lock(&self) -> Option<LockGuard<'_, T>> {
-        self.word.take().then_some(LockGuard { lock: self })
+        // Not `then_some`: a guard that is made is dropped, and opens the lock that another has.
+        self.word.take().then(|| LockGuard { lock: self })
     }
 }
 
@@ -190,10 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_taken_is_not_taken_again() {
+    fn a_lock_that_is_taken_is_not_taken_again_nor_opened_by_who_tries() {
         let lock = Lock::new(());
         let guard = lock.lock();
-        assert!(lock.try_lock().is_none());
+        assert!(lock.try_lock().is_none() && lock.try_lock().is_none());
         drop(guard);
         assert!(lock.try_lock().is_some());
     }

@@ -58,6 +58,7 @@ impl Heap {
     /// # Errors
     ///
     /// [`TakeError`], when there is no memory, or a device refuses it.
+    #[inline]
     pub fn buffer(&self, capacity: usize) -> Result<Buffer, TakeError> {
         Buffer::take(self.core, capacity, ALIGN, false)
     }
@@ -126,6 +127,7 @@ impl Heap {
 
 impl Buffer {
     /// An empty buffer, or one whose first `capacity` bytes are zero.
+    #[inline]
     fn take(core: &Core, capacity: usize, align: usize, zeroed: bool) -> Result<Buffer, TakeError> {
         let layout = Layout::from_size_align(capacity.max(1), align)
             .map_err(|_| TakeError::NotALayout { wanted: capacity, align })?
@@ -197,16 +199,10 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(core) = pool::core_of(self.start.addr().get()) {
-            // SAFETY: a layout of a block's size is a layout: the size is not 0, and no more than the region has.
-            let layout = unsafe { Layout::from_size_align_unchecked(self.capacity(), 1) };
-            // SAFETY: the block was taken from the core of its arena, is of this layout's kind, and goes with the buffer.
-            let ended = unsafe { core.free(self.start, layout) };
-            if ended {
-                pool::end_if_empty(core);
-            }
-        }
+        // SAFETY: the block was taken by `Core::allocate`, was not resized, and goes with the buffer.
+        unsafe { pool::give_back(self.start) };
     }
 }
 

@@ -1,6 +1,6 @@
 //! A cache: all slabs and spare spans of one owner. Uses `slab`, `class` and the heap's arenas.
 //!
-//! A cache has one user at a time: a thread (which a drain pass may displace for a moment, see `claim`), or whoever holds the
+//! A cache has one user at a time: a thread (which a drain pass may displace for a moment, see `claim` and `loan`), or whoever holds the
 //! lock of a shard. Only that user touches it, but for the list of slabs that others freed into, and so its fast operations
 //! need no lock and no atomic read-modify-write. A cache outlives its users: when a thread ends, its cache waits for the next thread with all its
 //! slabs, so a slab has the same owner for as long as it is a slab.
@@ -8,12 +8,13 @@
 //! A cache never opens an arena: it answers [`NoRoom`], and its user has room made while the cache is whole and unlocked.
 
 use crate::class::{self, CLASSES, Kind, LiveBlocks};
+use crate::loan::Loan;
 use crate::slab::{self, NO_SLAB, Slab, State};
 use crate::thread::{self, Slot};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 use crossbeam_utils::{Backoff, CachePadded};
 use rdmalloc_arenas::sync::{Lock, LockGuard};
 use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
@@ -34,6 +35,17 @@ pub(crate) struct NoRoom {
     pub(crate) align: usize,
     /// For [`Arenas::make_room`].
     pub(crate) seen: Seen,
+}
+
+/// How a drain pass goes about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pass {
+    /// It waits for gates as long as it takes, since nobody comes again.
+    pub(crate) patient: bool,
+    /// There was a barrier since the caches were asked for, or none is needed.
+    pub(crate) barrier: bool,
+    /// Threads get their caches back; if not, they come the slow way when they want them.
+    pub(crate) restores: bool,
 }
 
 /// What a sweep over caches has done, and has found.
@@ -65,6 +77,11 @@ pub(crate) struct Block {
 pub(crate) struct Cache {
     /// Its number, by which slabs name their owner. 0: of a cache that owns nothing and never will.
     pub(crate) id: u32,
+    /// The tag of the heap that a program made, of which the cache is one that threads have; 0 of any other cache. Changes
+    /// only while the heap has no block, under the gate.
+    tag: AtomicU32,
+    /// To whom it is lent: for caches with a tag.
+    pub(crate) loan: Loan<Slot>,
     current: [Cell<&'static Slab>; CLASSES],
     partial: [Cell<Option<&'static Slab>>; CLASSES],
     /// Partial slabs in arenas that shall run empty, as the last pass saw it: used when nothing else has room.
@@ -77,10 +94,10 @@ pub(crate) struct Cache {
     full: [Cell<u32>; CLASSES],
     /// The next cache in a list of caches without a user.
     pub(crate) next: Cell<Option<&'static Cache>>,
-    /// Locked by whoever uses the cache and is not its thread in a fast operation. Guards the next three.
+    /// The next of the caches that threads have of the same heap, or had.
+    pub(crate) sibling: Cell<Option<&'static Cache>>,
+    /// Locked by whoever uses the cache and is not its thread in a fast operation. Guards the next two.
     pub(crate) gate: Lock<()>,
-    /// Whether threads use it, and not a shard.
-    threaded: AtomicBool,
     /// The slot of the thread that uses it now, which lives as long as this is not null.
     user: Cell<*const Slot>,
     /// A drain pass has asked for the cache to be flushed, and it has not been yet.
@@ -94,6 +111,8 @@ impl Cache {
     pub(crate) const fn new(id: u32) -> Cache {
         Cache {
             id,
+            tag: AtomicU32::new(0),
+            loan: Loan::new(),
             current: [const { Cell::new(&NO_SLAB.0) }; CLASSES],
             partial: [const { Cell::new(None) }; CLASSES],
             parting: [const { Cell::new(None) }; CLASSES],
@@ -101,8 +120,8 @@ impl Cache {
             spare_bytes: AtomicUsize::new(0),
             full: [const { Cell::new(0) }; CLASSES],
             next: Cell::new(None),
+            sibling: Cell::new(None),
             gate: Lock::new(()),
-            threaded: AtomicBool::new(false),
             user: Cell::new(ptr::null()),
             asked: Cell::new(false),
             told: CachePadded::new(AtomicPtr::new(ptr::null_mut())),
@@ -115,11 +134,58 @@ impl Cache {
         ptr::from_ref(self).addr()
     }
 
+    /// The cache of that name.
+    ///
+    /// # Safety
+    ///
+    /// It is the name of a cache, which [`name`](Self::name) gave.
+    #[inline(always)]
+    pub(crate) unsafe fn of_name(name: usize) -> &'static Cache {
+        // SAFETY: caches live for ever, in mappings whose provenance was exposed. What the reference is used for is the
+        // business of whoever uses the cache.
+        unsafe { &*ptr::with_exposed_provenance(name) }
+    }
+
+    /// Of which heap it is; anyone may ask, and may find that it has changed.
+    #[inline(always)]
+    pub(crate) fn tag(&self) -> u32 {
+        self.tag.load(Relaxed)
+    }
+
+    /// Whether it is of a heap that lends it to threads.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.tag() != 0
+    }
+
+    /// Makes it one that a heap lends to threads; by its one user, before a thread has it.
+    pub(crate) fn set_tag(&self, tag: u32) {
+        self.tag.store(tag, Relaxed);
+    }
+
     /// Says which thread uses the cache from now on; null: none.
     pub(crate) fn set_user(&self, slot: *const Slot) {
         let _gate = self.gate.lock();
-        self.threaded.store(true, Relaxed);
         self.user.set(slot);
+    }
+
+    /// Says that no thread uses it any more. The gate is held.
+    pub(crate) fn forget_user(&self) {
+        self.user.set(ptr::null());
+    }
+
+    /// Whether it is this thread's. The gate is held.
+    pub(crate) fn is_used_by(&self, slot: &Slot) -> bool {
+        ptr::eq(self.user.get(), slot)
+    }
+
+    /// Takes it from its heap, which has ended. Whoever has it finds so when he comes with the gate locked; a fast operation is
+    /// not under way, since there is no block and no handle.
+    pub(crate) fn expel(&self) {
+        let _gate = self.gate.lock();
+        self.loan.revoke();
+        self.forget_user();
+        self.asked.set(false);
+        self.tag.store(0, Relaxed);
     }
 
     /// Flushes the cache as its thread goes.
@@ -134,32 +200,28 @@ impl Cache {
         self.spare_bytes.load(Relaxed)
     }
 
-    /// Whether threads use it, and not a shard; anyone may ask.
-    pub(crate) fn is_threaded(&self) -> bool {
-        self.threaded.load(Relaxed)
-    }
-
     fn user(&self) -> Option<&Slot> {
         // SAFETY: the caller holds the gate, and a slot is there until its thread has locked the gate to say that it goes.
         unsafe { self.user.get().as_ref() }
     }
 
     /// The first half of a drain pass's visit: asks for the cache. A heavy barrier comes between this and [`drain`](Self::drain).
-    /// Whether it could ask.
-    pub(crate) fn ask(&self) -> bool {
-        let Some(_gate) = self.gate_soon() else { return false };
-        if self.is_threaded() {
-            self.asked.set(true);
-            if let Some(slot) = self.user() {
-                thread::revoke(self, slot);
-            }
+    /// Whether it could ask. `patient`: it waits as long as it takes.
+    pub(crate) fn ask(&self, patient: bool) -> bool {
+        let Some(_gate) = self.gate_soon(patient) else { return false };
+        self.asked.set(true);
+        if let Some(slot) = self.user() {
+            thread::revoke(self, slot);
         }
         true
     }
 
     /// The gate, or none if whoever has it does not part with it soon: it was stopped by the system, or is a thread that this
     /// process, a child of fork, does not have.
-    fn gate_soon(&self) -> Option<LockGuard<'_, ()>> {
+    fn gate_soon(&self, patient: bool) -> Option<LockGuard<'_, ()>> {
+        if patient {
+            return Some(self.gate.lock());
+        }
         let backoff = Backoff::new();
         (0..GATE_TRIES).find_map(|_| {
             let gate = self.gate.try_lock();
@@ -171,27 +233,29 @@ impl Cache {
     }
 
     /// The second half: flushes the cache, unless its thread has done so itself, or is in the middle of an operation. Adds up
-    /// what went. `barrier`: whether there was one.
-    pub(crate) fn drain(&self, arenas: &Arenas, barrier: bool, swept: &mut Swept) {
-        let Some(_gate) = self.gate_soon() else {
+    /// what went.
+    pub(crate) fn drain(&self, arenas: &Arenas, pass: Pass, swept: &mut Swept) {
+        let Some(_gate) = self.gate_soon(pass.patient) else {
             // Its thread does it when it takes the cache back.
             swept.busy += 1;
             swept.uncounted += 1;
             return;
         };
         if !self.asked.take() {
-            swept.uncounted += usize::from(self.is_threaded());
+            swept.uncounted += 1;
             return;
         }
         match self.user() {
             Some(slot) => {
-                if barrier && thread::is_revoked(slot) {
+                if pass.barrier && thread::is_revoked(self, slot) {
                     self.sweep(arenas, swept);
                 } else {
                     swept.busy += 1;
                     swept.uncounted += 1;
                 }
-                thread::restore(self, slot);
+                if pass.restores {
+                    thread::restore(self, slot);
+                }
             }
             None => self.sweep(arenas, swept),
         }
@@ -308,7 +372,11 @@ impl Cache {
     fn create(&self, arenas: &Arenas, class: usize, span: Span) -> &'static Slab {
         debug_assert_eq!(span.slices, class::slices_of_class(class));
         // SAFETY: the callers have just taken the span, with the slices of this class.
-        unsafe { Slab::create(span, class, self.name(), self.id, arenas.config().access.is_remote_writable()) }
+        let slab =
+            unsafe { Slab::create(span, class, self.name(), self.id, arenas.config().access.is_remote_writable()) };
+        // For the day when the span is a large block.
+        slab.set_tag(arenas.config().tag);
+        slab
     }
 
     /// Sees to the books of a slab of which a block was taken back: the slow end of a free. The slab may be another's by now,

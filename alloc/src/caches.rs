@@ -46,6 +46,8 @@ impl Owned {
         let slot = ALL.get(batch)?;
         if slot.load(Acquire).is_null() {
             let mut map = MmapOptions::new().len(BATCH * size_of::<Cache>()).map_anon().ok()?;
+            // A cache is found by its address, which slabs name; see `Cache::of_name`.
+            let _ = map.as_mut_ptr().expose_provenance();
             slot.store(map.as_mut_ptr().cast(), Release);
             core::mem::forget(map);
         }
@@ -88,16 +90,6 @@ pub(crate) fn told(id: u32) -> &'static AtomicPtr<crate::slab::Slab> {
     // SAFETY: a number that a slab's word names was given to a cache, so it has been written there, for ever. Only the list,
     // which is everyone's, is reached through the reference. (The remainder changes nothing; it spares a panic's code.)
     unsafe { &*ALL[batch % BATCHES].load(Acquire).add(place) }.told()
-}
-
-/// Each cache there is, whoever uses it.
-pub(crate) fn for_each(mut action: impl FnMut(&Cache)) {
-    let end = *NEXT.lock() as usize;
-    for number in 1..end {
-        // SAFETY: numbers below the next were given to caches, which were written before that, and live for ever. What the
-        // reference is used for is the business of the caches' gates.
-        action(unsafe { &*ALL[number / BATCH].load(Acquire).add(number % BATCH) });
-    }
 }
 
 /// Caches that have no user now.

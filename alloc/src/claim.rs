@@ -49,6 +49,10 @@ macro_rules! place {
 
 place!(AtomicPtr<T>, *mut T, T);
 place!(AtomicBool, bool);
+#[cfg(test)]
+place!(loom::sync::atomic::AtomicPtr<T>, *mut T, T);
+#[cfg(test)]
+place!(loom::sync::atomic::AtomicBool, bool);
 
 /// See the module. Generic so that the model runs the same code.
 #[derive(Debug)]
@@ -125,9 +129,6 @@ mod model {
     use loom::sync::atomic::fence;
     use loom::sync::{Arc, Mutex};
     use loom::thread;
-
-    place!(loom::sync::atomic::AtomicPtr<T>, *mut T, T);
-    place!(loom::sync::atomic::AtomicBool, bool);
 
     /// A cache: a count that each operation raises, in a cell that reports two who touch it at once.
     struct Model {

@@ -293,7 +293,7 @@ fn allocate(layout: Layout, zeroed: bool) -> Option<Block> {
             Some(Err(want)) => GLOBAL.make_room(want).ok()?,
             None => {
                 let core = if thread::is_inside() { &INTERNAL } else { &GLOBAL };
-                return core.allocate(layout, zeroed).ok();
+                return core.allocate_from_shards(layout, zeroed).ok();
             }
         }
     }

@@ -1,24 +1,27 @@
-//! The core of a heap: its arenas, and the caches that have no thread: idle ones, and shards behind locks. Uses `cache`,
-//! `caches`, `phase` and the arenas.
+//! The core of a heap: its arenas, its caches, and the shards: caches behind locks. Uses `cache`, `caches`, `phase` and the
+//! arenas.
 //!
-//! The global heap's threads each have a cache; a heap that a program makes, and the internal heap, are served from shards.
-//! Both do the same with a cache that they have to themselves. No lock is held while an arena is opened, since that calls
+//! Threads have caches of the global heap (`thread`) and of heaps that a program makes (`places`); where they cannot, and in the
+//! internal heap, shards serve. All do the same with a cache that they have to themselves. No lock is held while an arena is opened, since that calls
 //! devices: a cache that finds no room says so, and the room is made after its lock is released.
 
-use crate::cache::{Block, Cache, NoRoom, Swept};
+use crate::cache::{Block, Cache, NoRoom, Pass, Swept};
 use crate::caches::{self, Idle, Owned};
-use crate::class::{Kind, kind_of};
-use crate::global::GLOBAL;
+use crate::class::{Kind, class_for, kind_of};
+use crate::global::FIRST_HEAP_TAG;
 use crate::phase::Phase;
-use crate::slab::{self, Freed};
-use crate::thread;
+use crate::places::{self, Left};
+use crate::slab::{self, Freed, Slab};
+use crate::{pool, thread};
 use core::alloc::Layout;
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst, fence};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use crossbeam_utils::CachePadded;
 use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::{Lock, asymmetric};
-use rdmalloc_arenas::{Arenas, AttachError, CaughtUp, Closed, Config, DetachError, Device, Registrar, TakeError};
+use rdmalloc_arenas::{
+    Arenas, AttachError, CaughtUp, Closed, Config, DetachError, Device, Registrar, SLICE, TakeError,
+};
 use std::io;
 use std::time::Duration;
 
@@ -30,7 +33,14 @@ pub(crate) struct Core {
     pub(crate) arenas: Arenas,
     /// Where the maintainer sleeps. Not the arenas': a late buffer may still read it when these are another heap's.
     pub(crate) bell: &'static Bell,
+    /// The tag of its arenas. On a line that is not written, since every operation reads it.
+    tag: CachePadded<u32>,
+    /// All caches that threads have, or had: linked by `sibling`. Grows until the heap ends.
+    caches: AtomicPtr<Cache>,
+    /// Those that no thread has. Locked by who adds to `caches`.
     idle: Lock<Idle>,
+    /// One drain pass over the caches of threads at a time, so that a cache asked for is drained by who asked.
+    sweeping: Lock<()>,
     shards: [CachePadded<Lock<Option<Owned>>>; SHARDS],
     /// Handles to a heap that a program made.
     pub(crate) handles: AtomicUsize,
@@ -49,6 +59,9 @@ impl Core {
         Core {
             arenas: Core::arenas(config, bell),
             bell,
+            tag: CachePadded::new(config.tag),
+            caches: AtomicPtr::new(ptr::null_mut()),
+            sweeping: Lock::new(()),
             idle: Lock::new(Idle::new()),
             shards: [const { CachePadded::new(Lock::new(None)) }; SHARDS],
             handles: AtomicUsize::new(0),
@@ -56,16 +69,65 @@ impl Core {
         }
     }
 
-    /// A cache for a thread that begins: one that a thread has left, or a new one.
+    /// The tag of its arenas.
+    #[inline(always)]
+    pub(crate) fn tag(&self) -> u32 {
+        *self.tag
+    }
+
+    /// Whether a program made it, so that its caches are lent to threads.
+    fn lends(&self) -> bool {
+        self.tag() >= FIRST_HEAP_TAG
+    }
+
+    /// A cache for a thread that begins to use the heap: one that a thread has left, or a new one.
     pub(crate) fn adopt(&self) -> Option<Owned> {
-        let idle = self.idle.lock().pop();
-        idle.or_else(Owned::obtain)
+        let mut idle = self.idle.lock();
+        if let Some(cache) = idle.pop() {
+            return Some(cache);
+        }
+        let cache = Owned::obtain()?;
+        if self.lends() {
+            cache.set_tag(self.tag());
+        }
+        // SAFETY: null, or a cache, which lives for ever.
+        cache.sibling.set(unsafe { self.caches.load(Acquire).as_ref() });
+        // Release: who walks the list finds the cache written.
+        self.caches.store(ptr::from_ref(&*cache).cast_mut(), Release);
+        Some(cache)
     }
 
     /// Takes the cache of a thread that ends.
     pub(crate) fn leave(&self, cache: Owned) {
         cache.leave(&self.arenas);
         self.idle.lock().push(cache);
+    }
+
+    /// Takes a lent cache from its thread, which gives it back, or ends: then it is flushed, too. The gate is held.
+    pub(crate) fn take_back(cache: &'static Cache, flush: bool) {
+        // Its heap has not ended, since its caches are taken under their gates then.
+        let Some(core) = pool::core_of_tag(cache.tag()) else { return };
+        if flush {
+            cache.asked.set(false);
+            cache.flush(&core.arenas);
+        }
+        cache.forget_user();
+        // SAFETY: the right that `adopt` gave to the thread, which gives it up here.
+        core.idle.lock().push(unsafe { Owned::from_raw(NonNull::from_ref(cache)) });
+    }
+
+    /// Each cache that a thread has, or had. (Who adds one to them while this begins comes before or after it, by the lock.)
+    fn each_cache(&self, mut action: impl FnMut(&'static Cache)) {
+        let first = {
+            let _idle = self.idle.lock();
+            self.caches.load(Acquire)
+        };
+        // SAFETY: null, or a cache, which lives for ever. Links change only when the heap ends, and then nobody walks.
+        let mut next = unsafe { first.as_ref() };
+        while let Some(cache) = next {
+            next = cache.sibling.get();
+            action(cache);
+        }
     }
 
     /// Has room made for what a cache could not serve.
@@ -84,20 +146,26 @@ impl Core {
     fn sweep(&self) -> Swept {
         let mut swept = Swept::default();
         self.arenas.choose_draining();
+        let _sweeping = self.sweeping.lock();
+        // The maintainer wants to hear of who uses a cache after this; who ends the heap, of every block that is freed.
+        let (patient, listens) = (self.phase.is_ending(), self.bell.is_listening());
+        self.each_cache(|cache| swept.busy += usize::from(!cache.ask(patient)));
+        // Also for those who free into slabs of shards and of others, without a lock.
+        let needless = patient && self.is_without_caches();
+        let barrier = needless || asymmetric::heavy() || !asymmetric::is_available();
         for shard in &self.shards {
             if let Some(cache) = shard.lock().as_ref() {
                 cache.sweep(&self.arenas, &mut swept);
             }
         }
-        if self.serves_threads() {
-            // One at a time, so that a cache asked for is drained by who asked.
-            static SWEEPING: Lock<()> = Lock::new(());
-            let _sweeping = SWEEPING.lock();
-            caches::for_each(|cache| swept.busy += usize::from(!cache.ask()));
-            let barrier = asymmetric::heavy() || !asymmetric::is_available();
-            caches::for_each(|cache| cache.drain(&self.arenas, barrier, &mut swept));
-        }
+        let pass = Pass { patient, barrier, restores: !patient && !listens };
+        self.each_cache(|cache| cache.drain(&self.arenas, pass, &mut swept));
         swept
+    }
+
+    /// Whether nothing has been taken from it yet.
+    fn is_without_caches(&self) -> bool {
+        self.caches.load(Acquire).is_null() && self.shards.iter().all(|shard| shard.lock().is_none())
     }
 
     /// Empties all caches for a maintainer, which hears of who uses one after this.
@@ -106,16 +174,22 @@ impl Core {
         self.sweep()
     }
 
-    fn serves_threads(&self) -> bool {
-        core::ptr::eq(self, &GLOBAL)
-    }
-
-    /// Lets go of the shards' caches, which hold nothing any more: other heaps may use them.
+    /// Lets go of all caches, which hold nothing any more: other heaps may use them. The heap has ended.
     pub(crate) fn give_up_caches(&self) {
         for shard in &self.shards {
             if let Some(cache) = shard.lock().take() {
                 caches::retire(cache);
             }
+        }
+        self.each_cache(Cache::expel);
+        // No thread has one now, or puts one here.
+        *self.idle.lock() = Idle::new();
+        // SAFETY: null, or a cache, which lives for ever.
+        let mut next = unsafe { self.caches.swap(ptr::null_mut(), Acquire).as_ref() };
+        while let Some(cache) = next {
+            next = cache.sibling.take();
+            // SAFETY: the right that a thread had, or the list of idle ones: both have lost it.
+            caches::retire(unsafe { Owned::from_raw(NonNull::from_ref(cache)) });
         }
     }
 
@@ -140,9 +214,7 @@ impl Core {
     pub(crate) fn cached_bytes(&self) -> usize {
         let shards = self.shards.iter().map(|shard| shard.lock().as_ref().map_or(0, |cache| cache.spare_bytes()));
         let mut bytes = shards.sum();
-        if self.serves_threads() {
-            caches::for_each(|cache| bytes += if cache.is_threaded() { cache.spare_bytes() } else { 0 });
-        }
+        self.each_cache(|cache| bytes += cache.spare_bytes());
         bytes
     }
 
@@ -171,86 +243,150 @@ impl Core {
         thread::inside(|| self.arenas.detach_within(device, patience))
     }
 
-    /// Memory for a layout, from a shard.
+    /// Memory for a layout, of a heap that a program made: from this thread's cache of it, or a shard.
+    #[inline]
     pub(crate) fn allocate(&self, layout: Layout, zeroed: bool) -> Result<Block, TakeError> {
-        let kind = kind_of(layout);
-        loop {
-            let result = {
-                let mut shard = self.shards[thread::shard(SHARDS)].lock();
-                self.bell.touch();
-                let Some(cache) = shard.as_ref() else {
-                    let out_of_memory = || TakeError::NoMemory {
-                        wanted: size_of::<Cache>(),
-                        source: io::ErrorKind::OutOfMemory.into(),
-                    };
-                    *shard = Some(Owned::obtain().ok_or_else(out_of_memory)?);
-                    continue;
-                };
-                let quick = match kind {
-                    Kind::Small(class) | Kind::Medium(class) => cache.pop_any(class),
-                    Kind::Large(_) => None,
-                };
-                match quick {
+        match class_for(layout) {
+            // From a page on, memory that was never used may be at hand; the slow way knows.
+            Some(class) if !zeroed || layout.size() < 4096 => {
+                match places::briefly(self.tag(), |cache| cache.pop_any(class)) {
                     Some(start) => Ok(Block { start, zero: false }),
-                    None => cache.allocate(&self.arenas, kind, layout.align(), zeroed),
+                    None => self.allocate_slow(layout, zeroed),
                 }
-            };
-            match result {
-                Ok(block) => {
-                    if let Kind::Large(slices) = kind {
-                        // SAFETY: the block is new, and lies in an open arena.
-                        unsafe { slab::header(block.start.addr().get()) }.set_large(slices);
-                    }
-                    return Ok(block);
-                }
+            }
+            Some(_) => self.allocate_slow(layout, zeroed),
+            None => self.allocate_large(layout, zeroed),
+        }
+    }
+
+    #[inline(never)]
+    fn allocate_large(&self, layout: Layout, zeroed: bool) -> Result<Block, TakeError> {
+        let Kind::Large(slices) = kind_of(layout) else { return self.allocate_slow(layout, zeroed) };
+        let spare =
+            if layout.align() <= SLICE { places::briefly(self.tag(), |cache| cache.pop_spare(slices)) } else { None };
+        let block = match spare.and_then(|address| NonNull::new(ptr::with_exposed_provenance_mut(address))) {
+            Some(start) => Block { start, zero: false },
+            None => self.allocate_slow(layout, zeroed)?,
+        };
+        // SAFETY: the block is new, and lies in an open arena.
+        unsafe { slab::header(block.start.addr().get()) }.set_large(slices);
+        Ok(block)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_slow(&self, layout: Layout, zeroed: bool) -> Result<Block, TakeError> {
+        let (kind, align) = (kind_of(layout), layout.align());
+        loop {
+            let result = places::with_own(self, true, |cache| cache.allocate(&self.arenas, kind, align, zeroed));
+            match result.map_or_else(|| self.allocate_from_shard(kind, align, zeroed), Ok)? {
+                Ok(block) => return Ok(block),
                 Err(want) => self.make_room(want)?,
             }
         }
     }
 
-    /// Takes back memory of this core's. Whether the heap is ending, and this may have been its last block.
+    /// Memory for a layout, from a shard.
+    pub(crate) fn allocate_from_shards(&self, layout: Layout, zeroed: bool) -> Result<Block, TakeError> {
+        loop {
+            match self.allocate_from_shard(kind_of(layout), layout.align(), zeroed)? {
+                Ok(block) => return Ok(block),
+                Err(want) => self.make_room(want)?,
+            }
+        }
+    }
+
+    fn allocate_from_shard(&self, kind: Kind, align: usize, zeroed: bool) -> Result<Result<Block, NoRoom>, TakeError> {
+        let mut shard = self.shards[thread::shard(SHARDS)].lock();
+        self.bell.touch();
+        let out_of_memory =
+            || TakeError::NoMemory { wanted: size_of::<Cache>(), source: io::ErrorKind::OutOfMemory.into() };
+        let cache = match &mut *shard {
+            Some(cache) => cache,
+            none => none.insert(Owned::obtain().ok_or_else(out_of_memory)?),
+        };
+        let quick = match kind {
+            Kind::Small(class) | Kind::Medium(class) => cache.pop_any(class),
+            Kind::Large(_) => None,
+        };
+        Ok(match quick {
+            Some(start) => Ok(Block { start, zero: false }),
+            None => cache.allocate(&self.arenas, kind, align, zeroed),
+        })
+    }
+
+    /// Takes back a large block; whether the heap is ending, and this may have been its last block.
+    #[inline]
+    pub(crate) fn free_large(&self, address: usize, slices: usize) -> bool {
+        // Spans in arenas that shall run empty are not kept.
+        let left = if Arenas::may_drain() { None } else { places::push_spare(self.tag(), address, slices) };
+        match left {
+            Some(left) => left != Left::Nothing && self.phase.is_ending(),
+            None => self.free_large_slow(address, slices),
+        }
+    }
+
+    /// Does what is left after a fast free into a slab of this cache; answers as [`free_large`](Self::free_large).
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn settle(&self, cache: &Cache, slab: &'static Slab, left: Left) -> bool {
+        if left == Left::Books {
+            // A drain pass may have come between; `rebook` looks whose the slab is now.
+            places::with_own_same(self, cache, |cache| cache.rebook(&self.arenas, slab));
+        }
+        asymmetric::light();
+        self.phase.is_ending()
+    }
+
+    /// Frees a block that is not in a cache which is lent to this thread now; answers as [`free_large`](Self::free_large).
     ///
     /// # Safety
     ///
-    /// `block` was allocated from this core with a layout of the same kind, and is the caller's.
-    pub(crate) unsafe fn free(&self, block: NonNull<u8>, layout: Layout) -> bool {
-        let shard = &self.shards[thread::shard(SHARDS)];
-        match kind_of(layout) {
-            Kind::Small(_) | Kind::Medium(_) => {
-                // SAFETY: the layout is the block's, so it is in a slab.
-                let slab = unsafe { slab::of_block(block) };
-                let owner = slab.owner();
-                if let Some(shard) = shard.try_lock()
-                    && let Some(cache) = shard.as_ref()
-                    && cache.name() == owner
-                {
-                    self.bell.touch();
-                    // SAFETY: the block is the caller's, the slab this cache's, and the lock gives the cache to us.
-                    if unsafe { slab.push_any(block) } {
-                        cache.rebook(&self.arenas, slab);
-                    }
-                    // Read under the lock that who ends the heap takes after it has set the phase.
-                    return self.phase.is_ending();
-                }
-                // SAFETY: the block is the caller's.
-                unsafe { free_remote(slab, block) };
-                // Without the lock: either who ends the heap sees the block, or this sees the phase.
-                fence(SeqCst);
-                self.bell.touch();
-                self.phase.is_ending()
+    /// `block` is a block of `slab`, of this heap, and the caller's.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn free_slow(&self, slab: &'static Slab, block: NonNull<u8>) -> bool {
+        let push = |cache: &Cache| {
+            // SAFETY: the block is the caller's, the slab this cache's, and a lock gives the cache to us.
+            if unsafe { slab.push_any(block) } {
+                cache.rebook(&self.arenas, slab);
             }
-            Kind::Large(slices) => {
-                let shard = shard.lock();
-                self.bell.touch();
-                match shard.as_ref() {
-                    Some(cache) => cache.give(&self.arenas, block.addr().get(), slices),
-                    None => self.arenas.give(block.addr().get(), slices),
+        };
+        let owner = slab.cache();
+        if !places::with_own_same(self, owner, push) {
+            let shard = self.shards[thread::shard(SHARDS)].try_lock();
+            match shard.as_ref().and_then(|shard| shard.as_ref()).filter(|cache| cache.name() == owner.name()) {
+                Some(cache) => {
+                    self.bell.touch();
+                    push(cache);
                 }
-                drop(shard);
-                fence(SeqCst);
-                self.phase.is_ending()
+                None => {
+                    drop(shard);
+                    // SAFETY: the block is the caller's.
+                    unsafe { free_remote(slab, block) };
+                    // Without a lock: either who ends the heap, and the maintainer, see the block; or it is seen here that they look.
+                    asymmetric::light_or_fence();
+                    self.bell.touch();
+                }
             }
         }
+        asymmetric::light_or_fence();
+        self.phase.is_ending()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_large_slow(&self, address: usize, slices: usize) -> bool {
+        if places::with_own(self, false, |cache| cache.give(&self.arenas, address, slices)).is_none() {
+            let shard = self.shards[thread::shard(SHARDS)].lock();
+            self.bell.touch();
+            match shard.as_ref() {
+                Some(cache) => cache.give(&self.arenas, address, slices),
+                None => self.arenas.give(address, slices),
+            }
+        }
+        asymmetric::light_or_fence();
+        self.phase.is_ending()
     }
 }
 

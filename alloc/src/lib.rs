@@ -29,12 +29,14 @@
 //
 // class    size classes: what a layout gets
 // claim    how a thread uses its cache without a lock, and how a drain pass takes it away
+// loan     the same for caches of heaps that a program makes, of which a thread may have several
 // slab     blocks of one class in a span; blocks that others freed
 // cache    all slabs of one owner; spare spans
 // caches   all caches, by number
 // phase    where a heap is in its life
-// heap     the core of a heap: its arenas, and the caches that have no thread
+// heap     the core of a heap: its arenas, its caches, its shards
 // thread   which cache is mine
+// places   which caches of heaps that a program makes are lent to this thread
 // stats    what a heap has, and what a drain pass left
 // global   the GlobalAlloc
 // pool     heaps that a program makes
@@ -53,10 +55,12 @@ mod class;
 mod global;
 mod heap;
 mod limits;
+mod loan;
 mod maintain;
 #[cfg(test)]
 mod model;
 mod phase;
+mod places;
 mod pool;
 mod shared;
 mod slab;

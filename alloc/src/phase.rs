@@ -37,6 +37,14 @@ impl Phase<AtomicU64> {
     }
 }
 
+#[cfg(test)]
+impl<A: Atomic64> Phase<A> {
+    /// Of a heap that has handles, for models.
+    pub(crate) fn of_open_heap(word: impl FnOnce(u64) -> A) -> Phase<A> {
+        Phase(word(OPEN))
+    }
+}
+
 // All changes are AcqRel: who looks for blocks sees what was freed before it was asked to look.
 impl<A: Atomic64> Phase<A> {
     fn change(&self, to: impl Fn(u64) -> Option<u64>) -> Option<u64> {
@@ -147,7 +155,7 @@ mod models {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(|| {
-            let phase = Phase(Loom::new(OPEN));
+            let phase = Phase::of_open_heap(Loom::new);
             let heap = Arc::new(Heap { phase, freed: AtomicU64::new(0), ended: AtomicBool::new(false) });
             let threads = [(); 2].map(|()| {
                 let heap = heap.clone();

@@ -1,13 +1,16 @@
 //! Heaps that a program makes: [`Heap`], with access flags of its own. Uses `heap`.
 
+use crate::cache::Cache;
 use crate::global::FIRST_HEAP_TAG;
 use crate::heap::Core;
 use crate::limits::Limited;
 use crate::maintain::{MaintainError, Maintainer, Maintenance};
+use crate::places::{self, Left};
+use crate::slab::{self, Slab};
 use crate::stats::{Stats, Trimmed};
 use crate::thread;
 use core::fmt;
-use core::ptr;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, fence};
 use memmap2::MmapOptions;
@@ -267,9 +270,71 @@ impl fmt::Debug for Heap {
 
 /// The core of the heap that made the buffer at `address`.
 pub(crate) fn core_of(address: usize) -> Option<&'static Core> {
-    let index = tag_of(address)?.checked_sub(FIRST_HEAP_TAG)?;
+    core_of_tag(tag_of(address)?)
+}
+
+/// The core of the heap whose arenas have this tag.
+pub(crate) fn core_of_tag(tag: u32) -> Option<&'static Core> {
+    let index = tag.checked_sub(FIRST_HEAP_TAG)?;
     // SAFETY: cores live for ever.
     unsafe { CORES.get(index as usize)?.load(Acquire).as_ref() }
+}
+
+/// Gives a block back to its heap, which is found by its address; ends the heap with it, if nothing else is left of it.
+///
+/// # Safety
+///
+/// `block` was allocated by [`Core::allocate`], has not been resized, and is the caller's.
+#[inline]
+pub(crate) unsafe fn give_back(block: NonNull<u8>) {
+    // SAFETY: the block lies in a slab, or is marked as a large one.
+    let slab = unsafe { slab::of_block(block) };
+    let large = slab.large();
+    if large > 0 {
+        give_back_large(block.addr().get(), large, slab.tag());
+        return;
+    }
+    let cache = slab.cache();
+    // SAFETY: the block lies in this slab, and is the caller's.
+    match unsafe { places::push(cache, slab, block) } {
+        Some(Left::Nothing) => {}
+        Some(left) => settle(cache, slab, left),
+        // SAFETY: as above.
+        None => unsafe { give_back_slow(slab, block) },
+    }
+}
+
+fn give_back_large(address: usize, slices: usize, tag: u32) {
+    if let Some(core) = core_of_tag(tag)
+        && core.free_large(address, slices)
+    {
+        end_if_empty(core);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn settle(cache: &'static Cache, slab: &'static Slab, left: Left) {
+    // If the cache is another heap's by now, then the block's heap has ended.
+    if let Some(core) = core_of_tag(cache.tag())
+        && core.settle(cache, slab, left)
+    {
+        end_if_empty(core);
+    }
+}
+
+/// # Safety
+///
+/// As [`Core::free_slow`].
+#[cold]
+#[inline(never)]
+unsafe fn give_back_slow(slab: &'static Slab, block: NonNull<u8>) {
+    if let Some(core) = core_of(block.addr().get())
+        // SAFETY: the caller's promise.
+        && unsafe { core.free_slow(slab, block) }
+    {
+        end_if_empty(core);
+    }
 }
 
 /// Ends a heap whose last handle is gone, once its last buffer is: closes its arenas, detaches its devices, and frees the

@@ -1,4 +1,5 @@
-//! Which cache is mine: the thread-local part. Uses `claim`, `caches` and the global core.
+//! Which cache is mine: the thread-local part. Uses `claim`, `caches` and the global core; the caches of other heaps are the
+//! business of `places`.
 //!
 //! The thread's claim names one cache, read with one instruction in a program. It is
 //!
@@ -20,6 +21,7 @@ use crate::cache::Cache;
 use crate::caches::Owned;
 use crate::claim::ThreadClaim;
 use crate::global::GLOBAL;
+use crate::places::{self, Places};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::ptr::{self, NonNull};
@@ -44,10 +46,32 @@ pub(crate) struct Slot {
     claim: ThreadClaim<Cache>,
     /// The thread's cache, whatever the claim says now. Only the thread reads it.
     own: Cell<Option<&'static Cache>>,
+    /// Whether [`end`] will be called. Only the thread reads it.
+    tells_its_end: Cell<bool>,
+    /// What it has of other heaps.
+    pub(crate) places: Places,
 }
 
 thread_local! {
-    static SLOT: Slot = const { Slot { claim: ThreadClaim::new(NonNull::from_ref(&NONE.0)), own: Cell::new(None) } };
+    static SLOT: Slot = const {
+        Slot {
+            claim: ThreadClaim::new(NonNull::from_ref(&NONE.0)),
+            own: Cell::new(None),
+            tells_its_end: Cell::new(false),
+            places: Places::new(),
+        }
+    };
+}
+
+/// A cache that has nothing and is never lent.
+pub(crate) const fn nobody() -> NonNull<Cache> {
+    NonNull::from_ref(&NONE.0)
+}
+
+/// Something with the thread's slot.
+#[inline(always)]
+pub(crate) fn with_slot<R>(action: impl FnOnce(&Slot) -> R) -> R {
+    SLOT.with(action)
 }
 
 fn place(cache: &Cache) -> *mut Cache {
@@ -104,48 +128,64 @@ fn take_back(slot: &Slot, cache: &'static Cache) {
     slot.claim.set(place(if asymmetric::is_available() { cache } else { &REVOKED.0 }));
 }
 
+/// Whether the thread may have caches now: it is neither inside the arenas nor at its end.
+pub(crate) fn may_have_caches(slot: &Slot) -> bool {
+    let current = slot.claim.current();
+    !ptr::eq(current, &INSIDE.0) && !ptr::eq(current, &ENDED.0)
+}
+
 #[cold]
 fn adopt(slot: &Slot) -> Option<&'static Cache> {
-    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
     if ptr::eq(slot.claim.current(), &ENDED.0) {
         return None;
+    }
+    let raw = inside(|| GLOBAL.adopt())?.into_raw();
+    // SAFETY: caches live for ever.
+    let cache = unsafe { raw.as_ref() };
+    slot.own.set(Some(cache));
+    cache.set_user(slot);
+    // With the cache in place: the system may allocate for this.
+    if tells_its_end(slot) { Some(cache) } else { None }
+}
+
+/// Sees to it that the thread's end is told, which a thread that has a cache must. Whether it will be; if not, the thread has
+/// no cache after this.
+pub(crate) fn tells_its_end(slot: &Slot) -> bool {
+    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+    // Before it is so: glibc may allocate for it (in a C program, from us), which shall not begin the same again.
+    if slot.tells_its_end.replace(true) {
+        return true;
     }
     let key = *KEY.get_or_init(|| {
         let mut key = 0;
         // SAFETY: the pointer is to a local; `end` has the signature and may run on any thread.
         (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
     });
-    let key = key?;
-    let raw = inside(|| GLOBAL.adopt())?.into_raw();
-    // SAFETY: caches live for ever.
-    let cache = unsafe { raw.as_ref() };
-    slot.own.set(Some(cache));
-    cache.set_user(ptr::from_ref(slot));
-    // With the cache in place: glibc may allocate for this (in a C program, from us).
     // SAFETY: the key was made above and is never deleted.
-    if unsafe { libc::pthread_setspecific(key, raw.as_ptr().cast_const().cast()) } != 0 {
-        part(slot, raw, &NONE.0);
-        return None;
+    let done = key.is_some_and(|key| unsafe { libc::pthread_setspecific(key, ptr::from_ref(slot).cast()) } == 0);
+    if !done {
+        slot.tells_its_end.set(false);
+        part(slot, &NONE.0);
     }
-    Some(cache)
+    done
 }
 
 /// The end of a thread that had a cache.
-extern "C" fn end(cache: *mut c_void) {
-    if let Some(raw) = NonNull::new(cache.cast()) {
-        SLOT.with(|slot| part(slot, raw, &ENDED.0));
-    }
+extern "C" fn end(_: *mut c_void) {
+    SLOT.with(|slot| part(slot, &ENDED.0));
 }
 
-/// Takes the cache from the thread for good.
-fn part(slot: &Slot, raw: NonNull<Cache>, then: &'static Cache) {
+/// Takes its caches from the thread for good.
+fn part(slot: &Slot, then: &'static Cache) {
     slot.claim.set(place(then));
-    slot.own.set(None);
-    // SAFETY: the cache that `adopt` gave up for this thread, which uses it no more.
-    let cache = unsafe { Owned::from_raw(raw) };
-    // After this no drain pass looks at the slot, which is about to go.
-    cache.set_user(ptr::null());
-    GLOBAL.leave(cache);
+    if let Some(own) = slot.own.take() {
+        // SAFETY: the cache that `adopt` gave up for this thread, which uses it no more.
+        let cache = unsafe { Owned::from_raw(NonNull::from_ref(own)) };
+        // After this no drain pass looks at the slot, which is about to go.
+        cache.set_user(ptr::null());
+        GLOBAL.leave(cache);
+    }
+    places::leave(slot);
 }
 
 /// Does something inside the arenas. No gate is held.
@@ -179,23 +219,27 @@ pub(crate) fn help(job: &mut dyn FnMut()) {
 
 /// The first half of taking a cache from its thread: from here on the thread goes the slow way. The gate is held.
 pub(crate) fn revoke(cache: &Cache, slot: &Slot) {
-    slot.claim.revoke(place(cache), place(&REVOKED.0));
+    if cache.is_lent() {
+        places::revoke(cache);
+    } else {
+        slot.claim.revoke(place(cache), place(&REVOKED.0));
+    }
 }
 
 /// The second half, after a heavy barrier, with the gate held: whether the cache is the caller's until [`restore`].
-pub(crate) fn is_revoked(slot: &Slot) -> bool {
+pub(crate) fn is_revoked(cache: &Cache, slot: &Slot) -> bool {
     // A fast operation takes nanoseconds, unless its thread has been put off its processor.
     (0..1000).any(|_| {
         core::hint::spin_loop();
-        !slot.claim.is_busy()
+        if cache.is_lent() { !places::is_using(slot, cache) } else { !slot.claim.is_busy() }
     })
 }
 
 /// Gives the cache back to its thread. The gate is held.
-///
-/// Not while a maintainer listens: the thread comes the slow way when it wants the cache, and touches the bell.
 pub(crate) fn restore(cache: &Cache, slot: &Slot) {
-    if asymmetric::is_available() && !GLOBAL.bell.is_listening() {
+    if cache.is_lent() {
+        places::restore(cache, slot);
+    } else if asymmetric::is_available() {
         slot.claim.restore(place(cache), place(&REVOKED.0));
     }
 }

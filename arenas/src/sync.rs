@@ -55,7 +55,7 @@ atomic64!(loom::sync::atomic::AtomicU64);
 /// seldom. A store before the one and a load after it are ordered against a store and a load around the other.
 pub mod asymmetric {
     use crate::os;
-    use core::sync::atomic::{Ordering, compiler_fence};
+    use core::sync::atomic::{Ordering, compiler_fence, fence};
     use std::sync::OnceLock;
 
     /// Whether the pair works here; where it does not (seccomp, kernels before 4.14), neither may be relied on.
@@ -69,6 +69,17 @@ pub mod asymmetric {
     #[inline(always)]
     pub fn light() {
         compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The light one, or a full fence where the pair does not work: for paths that may cost a little, opposite a [`heavy`] one
+    /// or a fence.
+    #[inline]
+    pub fn light_or_fence() {
+        if is_available() {
+            light();
+        } else {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// The heavy one, `membarrier(PRIVATE_EXPEDITED)`. Whether it was done.

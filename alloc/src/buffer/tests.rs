@@ -24,7 +24,7 @@ fn check(core: &Core, size: usize, align: usize) {
     let by_address = Layout::from_size_align(found, 1).unwrap();
     assert_eq!(kind_of(by_address), kind_of(layout), "{size} at {align}");
     // SAFETY: taken above, and of this kind.
-    unsafe { core.free(block, by_address) };
+    unsafe { pool::give_back(block) };
 }
 
 #[test]

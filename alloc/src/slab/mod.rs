@@ -24,6 +24,7 @@
 
 mod remote;
 
+use crate::cache::Cache;
 use crate::class;
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -179,6 +180,12 @@ pub(crate) unsafe fn size_of_block(block: NonNull<u8>) -> usize {
 }
 
 impl Slab {
+    /// The slices of the large block that begins here, of a heap that a program made; 0: a slab begins here.
+    #[inline(always)]
+    pub(crate) fn large(&self) -> usize {
+        self.span.get() as usize
+    }
+
     /// Says that the span which begins with this header's slice, and is the caller's, is one large block of so many slices.
     pub(crate) fn set_large(&self, slices: usize) {
         // The region has less than 2^32 slices.
@@ -253,6 +260,13 @@ impl Slab {
     #[inline(always)]
     pub(crate) fn owner(&self) -> usize {
         self.owner.load(Relaxed)
+    }
+
+    /// The same, of a slab of a heap that a program made, and that has a block out.
+    #[inline(always)]
+    pub(crate) fn cache(&self) -> &'static Cache {
+        // SAFETY: such a slab has an owner, and its name is a cache's.
+        unsafe { Cache::of_name(self.owner()) }
     }
 
     /// Blocks that are out.

@@ -101,7 +101,7 @@ fn check(compiler: &Compiler, path: &Path) {
             .zip(1..)
             .map(|(line, at)| if marked(line).is_some() && at != misuse.0 { "" } else { line })
             .collect();
-        assert_eq!(compiler.errors(&alone.join("\n")), [misuse.clone()], "{}", path.display());
+        assert_eq!(compiler.errors(&alone.join("\n")), core::slice::from_ref(misuse), "{}", path.display());
     }
     let without: Vec<_> = source.lines().map(|line| if marked(line).is_some() { "" } else { line }).collect();
     assert_eq!(compiler.errors(&without.join("\n")), [], "{} without the misuses", path.display());

@@ -42,6 +42,7 @@
 // pool     heaps that a program makes
 // buffer   their buffers
 // shared   buffers that are only read, by any number of owners
+// remote_slice   memory of a peer, as it is told over the wire
 // limits   what a heap may have registered
 //
 // bytes_like is what types that are bytes have in common.
@@ -62,6 +63,7 @@ mod model;
 mod phase;
 mod places;
 mod pool;
+mod remote_slice;
 mod shared;
 mod slab;
 mod stats;
@@ -78,5 +80,6 @@ pub use rdmalloc_arenas::{
     Refusals, RegisterError, Registered, Registrar, Retention, Sge, SgeError, SgeMut, State, TakeError, Times,
     registrar,
 };
+pub use remote_slice::{NotARemoteSlice, RemoteError, RemoteRangeError, RemoteSlice};
 pub use shared::SharedBuffer;
 pub use stats::{Stats, Trimmed};

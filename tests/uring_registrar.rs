@@ -4,7 +4,7 @@
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rdmalloc_arenas::registrar::uring::{Uring, UringError};
-use rdmalloc_arenas::{Access, Arenas, Config, Policy, Registered, Registrar, SLICE};
+use rdmalloc_arenas::{Access, Arenas, AttachError, Config, Policy, Registered, Registrar, SLICE};
 use rdmalloc_tests::register;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -279,6 +279,14 @@ fn remote_access_is_refused() {
         assert!(error.to_string().contains("no peers"), "{error}");
     }
     assert_eq!(uring.registered(), 0);
+}
+
+#[test]
+fn a_heap_for_peers_is_refused_when_the_ring_is_attached() {
+    let Some((_ring, uring)) = ring_with(1) else { return };
+    let config = Config { access: Access::WINDOWS, policy: Policy::Require, serves_children: false, tag: 0 };
+    let error = Arenas::new(config).attach(Box::new(uring)).unwrap_err();
+    assert!(matches!(error, AttachError::Access { .. }), "{error}");
 }
 
 #[test]

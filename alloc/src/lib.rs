@@ -44,6 +44,7 @@
 // shared   buffers that are only read, by any number of owners
 // remote_slice   memory of a peer, as it is told over the wire
 // limits   what a heap may have registered
+// window   memory windows: buffers with an rkey of their own (verbs)
 //
 // bytes_like is what types that are bytes have in common.
 
@@ -68,6 +69,8 @@ mod shared;
 mod slab;
 mod stats;
 mod thread;
+#[cfg(feature = "verbs")]
+mod window;
 
 pub use buffer::{Buffer, BufferFull};
 pub use class::LiveBlocks;
@@ -83,3 +86,8 @@ pub use rdmalloc_arenas::{
 pub use remote_slice::{NotARemoteSlice, RemoteError, RemoteRangeError, RemoteSlice};
 pub use shared::SharedBuffer;
 pub use stats::{Stats, Trimmed};
+#[cfg(feature = "verbs")]
+pub use window::{
+    BindFailed, Binding, ExposeError, Exposed, Kept, NotExposed, NotRevoked, OutOfRange, Revoking, WindowKind,
+    WindowStats, Windows, WindowsError,
+};

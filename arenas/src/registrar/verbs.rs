@@ -2,7 +2,8 @@
 //!
 //! Uses [`Registrar`] and [`Access`] above, the crate rdma-sys, and its own parts: `domain` opens a device for programs
 //! that have no protection domain yet, `live` remembers what is registered, `origin` tells a child of fork from its
-//! parent, [`fixes`] stands in for functions of rdma-sys that are wrong, [`window`] has the calls of memory windows.
+//! parent, [`fixes`] stands in for functions of rdma-sys that are wrong, [`window`] has the calls of memory windows,
+//! `queues` the owners of queues that programs make.
 //!
 //! Needs rdma-core 35 or newer (`ibv_is_fork_initialized`, symbol version `IBVERBS_1.13`).
 
@@ -10,9 +11,12 @@ mod domain;
 pub mod fixes;
 mod live;
 mod origin;
+mod queues;
 pub mod window;
 
 pub use domain::{OpenError, ProtectionDomain, devices};
+pub use origin::Origin;
+pub use queues::{AsQueuePair, AsSharedReceiveQueue, RawQueuePair, RawSharedReceiveQueue};
 pub use rdma_sys;
 
 use crate::Access;
@@ -24,7 +28,6 @@ use core::num::NonZeroUsize;
 use core::ops::Range;
 use core::ptr::{self, NonNull};
 use live::{Live, Registration};
-use origin::Origin;
 use rdma_sys::{ibv_access_flags, ibv_context, ibv_device_attr, ibv_pd, ibv_transport_type};
 use std::io;
 use std::sync::Arc;
@@ -241,6 +244,7 @@ unsafe impl Registrar for Verbs {
             let what = format!("{} has no registration of {memory:#x?} under {registered:x?}", self.name);
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         };
+        let _no_bind = window::regions_go();
         // SAFETY: the region was in `live`, so it was registered and not deregistered since; taking it out made this call
         // the only one that has it. `pd` and its context are live (`new` and `from_raw`), and this is the process that
         // registered.

@@ -1,6 +1,6 @@
 //! What a completion queue says of a work request. Uses the status numbers of rdma-sys.
 
-use rdma_sys::{ibv_wc, ibv_wc_status};
+use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_status};
 use std::fmt;
 use std::io::{Error, Result};
 
@@ -13,6 +13,8 @@ pub struct Completion {
     pub status: Status,
     /// How many bytes arrived, where it was a receive or a read that went well; otherwise meaningless.
     pub len: u32,
+    /// The rkey that the peer's send has invalidated, where it was a receive of one.
+    pub invalidated: Option<u32>,
     /// The device's own word on an error, for its manual.
     pub vendor_error: u32,
 }
@@ -31,7 +33,11 @@ impl Completion {
     }
 
     pub(super) fn from_wc(wc: &ibv_wc) -> Completion {
-        Completion { id: wc.wr_id, status: Status(wc.status), len: wc.byte_len, vendor_error: wc.vendor_err }
+        let with_inv = wc.status == ibv_wc_status::IBV_WC_SUCCESS && wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
+        // SAFETY: both fields of the union are 32-bit numbers.
+        let invalidated = with_inv.then_some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey });
+        let (id, status, len, vendor_error) = (wc.wr_id, Status(wc.status), wc.byte_len, wc.vendor_err);
+        Completion { id, status, len, invalidated, vendor_error }
     }
 }
 

@@ -9,9 +9,10 @@ use rdma_sys::{
     ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq,
     ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
 };
+use rdmalloc_arenas::registrar::verbs::AsQueuePair;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind, Result};
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::time::{Duration, Instant};
 
 /// How many work requests a queue takes at once.
@@ -60,6 +61,13 @@ pub struct Queue {
 unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
+
+// SAFETY: the queue pair and its completion queue are destroyed by `drop` only, and `domain` keeps the protection domain.
+unsafe impl AsQueuePair for Queue {
+    fn as_queue_pair(&self) -> NonNull<ibv_qp> {
+        NonNull::new(self.qp).expect("a queue that was made has a queue pair")
+    }
+}
 
 impl Queue {
     /// Makes a queue pair, which takes receives at once and sends after [`connect`](Self::connect).
@@ -197,6 +205,21 @@ impl Queue {
     pub unsafe fn post_send(&self, id: u64, source: ibv_sge) -> Result<()> {
         // SAFETY: the caller's duty.
         unsafe { self.post(id, source, ibv_wr_opcode::IBV_WR_SEND, |_| ()) }
+    }
+
+    /// Posts a send that also ends the peer's memory window of this rkey, before the peer's receive completes.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the queue is full.
+    ///
+    /// # Safety
+    ///
+    /// The duty, with `source` as a source.
+    pub unsafe fn post_send_invalidate(&self, id: u64, source: ibv_sge, rkey: u32) -> Result<()> {
+        let invalidate = |wr: &mut ibv_send_wr| wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
+        // SAFETY: the caller's duty.
+        unsafe { self.post(id, source, ibv_wr_opcode::IBV_WR_SEND_WITH_INV, invalidate) }
     }
 
     /// Posts an RDMA write: `source` lands at `target`, and the peer is not told.

@@ -8,9 +8,13 @@
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// The process in which a value was made.
+/// The process in which a value was made: verbs objects are that process's, and a child of fork, which has a copy of the value,
+/// must not use them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Origin {
+pub struct Origin(Mark);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mark {
     /// The number in the page.
     Number(u64),
     /// The process id, where the kernel has no such page.
@@ -26,23 +30,25 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 
 impl Origin {
     /// This process.
+    #[must_use]
     pub fn here() -> Origin {
-        let Some(number) = page() else { return Origin::Pid(std::process::id()) };
+        let Some(number) = page() else { return Origin(Mark::Pid(std::process::id())) };
         let seen = number.load(Ordering::Acquire);
         if seen != 0 {
-            return Origin::Number(seen);
+            return Origin(Mark::Number(seen));
         }
         let fresh = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         // Two threads may come here at once: the first decides.
         let decided = number.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Acquire);
-        Origin::Number(decided.map_or_else(|other| other, |_| fresh))
+        Origin(Mark::Number(decided.map_or_else(|other| other, |_| fresh)))
     }
 
     /// Whether this is still that process, not a child of it.
+    #[must_use]
     pub fn is_here(self) -> bool {
-        match self {
-            Origin::Number(_) => self == Origin::here(),
-            Origin::Pid(pid) => pid == std::process::id(),
+        match self.0 {
+            Mark::Number(_) => self == Origin::here(),
+            Mark::Pid(pid) => pid == std::process::id(),
         }
     }
 }
@@ -121,7 +127,7 @@ mod tests {
 
     #[test]
     fn child_is_not_here_by_its_process_id_either() {
-        let parent = Origin::Pid(std::process::id());
+        let parent = Origin(Mark::Pid(std::process::id()));
         assert!(parent.is_here());
         assert!(in_child(|| !parent.is_here()));
     }

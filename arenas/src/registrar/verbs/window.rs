@@ -20,6 +20,23 @@ use rdma_sys::{
     ibv_mw_type, ibv_pd, ibv_qp, ibv_send_flags, ibv_send_wr, ibv_wr_opcode,
 };
 use std::io;
+use std::sync::{PoisonError, RwLock};
+
+/// Taken for reading while a bind is posted, which follows a pointer to an `ibv_mr`, and for writing while one is deregistered. A
+/// hold keeps a device from being detached, but not one that is lost.
+static REGIONS: RwLock<()> = RwLock::new(());
+
+/// Keeps every region of this process registered until the result is dropped. For the moment in which a bind is posted, from
+/// looking for the region on: who holds it must not allocate, since whoever deregisters may have what that waits for. (Posting
+/// does not allocate in any provider of rdma-core that knows windows.)
+pub fn regions_stay() -> impl Drop {
+    REGIONS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until nobody is posting a bind.
+pub(super) fn regions_go() -> impl Drop {
+    REGIONS.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How many bindings of one type 2 window have different rkeys: the tag has 8 bits.
 pub const TAGS: u32 = 256;
@@ -178,8 +195,8 @@ impl Window {
     ///
     /// # Safety
     ///
-    /// `qp` is the live queue pair to which the bind was posted.
-    pub unsafe fn post_unbind(&mut self, qp: NonNull<ibv_qp>, id: u64) -> io::Result<()> {
+    /// `qp` is the live queue pair to which the bind was posted, and `mr` the region, still live.
+    pub unsafe fn post_unbind(&mut self, qp: NonNull<ibv_qp>, id: u64, mr: NonNull<ibv_mr>) -> io::Result<()> {
         match self.kind {
             Kind::Type2 => {
                 // SAFETY: as in `post_bind`.
@@ -190,8 +207,9 @@ impl Window {
                 unsafe { post(qp, id, wr) }
             }
             Kind::Type1 => {
-                // Bound to nothing is not bound (ibv_bind_mw(3)).
-                let nothing = ibv_mw_bind_info { mr: ptr::null_mut(), addr: 0, length: 0, mw_access_flags: 0 };
+                // Bound to nothing is not bound (ibv_bind_mw(3)). Nothing of a region: a null one crashes soft-RoCE's library
+                // (rdma-core 44).
+                let nothing = ibv_mw_bind_info { mr: mr.as_ptr(), addr: 0, length: 0, mw_access_flags: 0 };
                 // SAFETY: the caller's promise.
                 unsafe { self.bind_type1(qp, id, nothing) }
             }

@@ -49,6 +49,11 @@ impl<'a> Cargo<'a> {
         Ok(Cargo { workspace, environment })
     }
 
+    /// Sets one more environment variable for all that cargo runs.
+    pub fn set(&mut self, name: &'static str, value: OsString) {
+        self.environment.push((name, value));
+    }
+
     /// A cargo command.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

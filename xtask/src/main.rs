@@ -77,7 +77,7 @@ The tasks of this workspace. What a task needs on the machine, and is missing, i
 
     cargo xtask demo     the allocator at work: a key-value server and client over RDMA
     cargo xtask test     every check and test, on this machine and in a guest with soft-RoCE devices
-    cargo xtask bench    the benches
+    cargo xtask bench    whole programs on this allocator and on others, compared
     cargo xtask vm       runs a command in a guest with soft-RoCE devices
 
     cargo xtask TASK --help says more.";
@@ -104,12 +104,21 @@ The last line counts: N passed, N failed, N skipped. The exit status is 1 if any
     --only NAME   only tests with NAME in their name, and none of the other checks";
 
 const BENCH: &str = "\
-cargo xtask bench [--quick] [--verbs]
+cargo xtask bench [--quick] [--only NAME]... [--allocators LIST] [--runs N]
+cargo xtask bench --micro | --verbs [--quick]
 
-The benches of benches/, on this machine; those that register do it with io_uring.
+Whole programs, one for each allocator, each with the allocator as its global one, run in turn and compared: time, processor
+time, peak memory. Writes target/bench/summary.csv, runs.csv and summary.svg, and prints a table and what of the bars is reached.
+rdmalloc takes part twice: without a device, and with an io_uring attached, so that all its memory is registered (Linux 6.13
+or newer, and a memlock limit of 2 GiB or more, or root).
 
-    --quick       measures each for a moment only
-    --verbs       the benches on verbs instead, in a guest with soft-RoCE";
+    --quick             a tenth of the work: within three minutes on two processors, once built
+    --only NAME         only this workload or group of them (bound, part, whole); may be given more than once
+    --allocators LIST   only these, separated by commas: rdmalloc-attached, rdmalloc, rusty_alloc-api, snmalloc-rs, mimalloc,
+                        tikv-jemallocator, rpmalloc, tcmalloc-better, glibc
+    --runs N            how often each program runs each workload, 5 or more (7 if not given; with --quick 5)
+    --micro             the criterion benches of benches/ instead; those that register do it with io_uring
+    --verbs             those on verbs, in a guest with soft-RoCE";
 
 const VM: &str = "\
 cargo xtask vm [OPTIONS] -- COMMAND [ARGS]
@@ -151,8 +160,19 @@ fn test(args: &[OsString]) -> Result<i32> {
 }
 
 fn bench(args: &[OsString]) -> Result<i32> {
-    let args = Args::read(args, &["--quick", "--verbs"], &[])?.nothing_behind()?;
-    bench::run(&Workspace::find()?, args.has("--quick"), args.has("--verbs"))
+    let flags = ["--quick", "--micro", "--verbs"];
+    let args = Args::read(args, &flags, &["--only", "--allocators", "--runs"])?.nothing_behind()?;
+    let list = |name| args.all(name).flat_map(|names| names.split(',')).map(Into::into).collect::<Vec<String>>();
+    let (quick, only, allocators, runs) =
+        (args.has("--quick"), list("--only"), list("--allocators"), args.number("--runs")?);
+    let workspace = Workspace::find()?;
+    if args.has("--micro") || args.has("--verbs") {
+        if !only.is_empty() || !allocators.is_empty() || runs.is_some() {
+            return Err(Error::Usage("--micro and --verbs take only --quick".into()));
+        }
+        return bench::micro::run(&workspace, quick, args.has("--verbs"));
+    }
+    bench::run(&workspace, &bench::Options { quick, only, allocators, runs })
 }
 
 fn vm(args: &[OsString]) -> Result<i32> {

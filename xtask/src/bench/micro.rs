@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the criterion benches, on the host or, for those on verbs, in the guest.
+//! `cargo xtask bench --micro` and `--verbs`: the criterion benches, on the host or, for those on verbs, in the guest.
 
 use crate::cargo::Cargo;
 use crate::guest::Guest;

@@ -1,0 +1,10 @@
+//! The workloads on jemalloc.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> ExitCode {
+    rdmalloc_workloads::program::alone()
+}

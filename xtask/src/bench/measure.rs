@@ -1,0 +1,88 @@
+//! Runs a program once: how long it took, how much of the processors, and how much memory it had.
+
+use super::figures::Run;
+use super::programs::Subject;
+use crate::{Error, Result, shell};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// A run that takes longer hangs.
+const HANGS: u32 = 300;
+
+/// How a run ended.
+pub enum Outcome {
+    /// Well.
+    Done(Run),
+    /// It cannot run here, and says why.
+    Skipped(String),
+}
+
+/// Runs `units` of a workload.
+pub fn run(subject: &Subject, workload: &str, units: u32) -> Result<Outcome> {
+    let mut command = Command::new(&subject.program);
+    command.arg(workload).arg(units.to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if subject.is_attached() {
+        command.arg("--attached");
+    }
+    shell::die_with_us(&mut command);
+    // SAFETY: between fork and exec, all of these are async-signal-safe system calls; the limit is a local.
+    unsafe {
+        command.pre_exec(|| {
+            libc::alarm(HANGS);
+            // As much as may be pinned without asking anyone.
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) == 0 {
+                limit.rlim_cur = limit.rlim_max;
+                libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit);
+            }
+            Ok(())
+        });
+    }
+    let start = Instant::now();
+    let mut child = command.spawn()?;
+    let (mut said, mut complained) = (String::new(), String::new());
+    // It says one line; what it complains of fits into a pipe, or it panics once.
+    child.stdout.take().map(|mut out| out.read_to_string(&mut said)).transpose()?;
+    child.stderr.take().map(|mut err| err.read_to_string(&mut complained)).transpose()?;
+    let (status, cpu) = wait(child.id())?;
+    let wall = start.elapsed();
+    let line = said.lines().next_back().unwrap_or_default();
+    if status.code() == Some(3)
+        && let Some(reason) = line.strip_prefix("skipped ")
+    {
+        return Ok(Outcome::Skipped(reason.into()));
+    }
+    let done = || {
+        let (result, peak) = line.strip_prefix("done ")?.split_once(' ')?;
+        Some((result.to_owned(), peak.parse::<u64>().ok()?))
+    };
+    match done() {
+        Some((result, peak)) if status.success() => {
+            let (wall, cpu, rss) = (wall.as_secs_f64(), cpu.as_secs_f64(), peak as f64 * 1024.0);
+            Ok(Outcome::Done(Run { wall, cpu, rss, result }))
+        }
+        _ => Err(Error::Failed(format!("{} {workload}: {status}: {}", subject.name, complained.trim()))),
+    }
+}
+
+/// Waits for a child: how it ended, and the processor time that it took.
+fn wait(pid: u32) -> Result<(ExitStatus, Duration)> {
+    let mut status = 0;
+    // SAFETY: all of its fields may be 0.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    loop {
+        // SAFETY: both are locals; the child is ours, and nobody else waits for it.
+        if unsafe { libc::wait4(pid as libc::pid_t, &raw mut status, 0, &raw mut usage) } >= 0 {
+            break;
+        }
+        let error = std::io::Error::last_os_error();
+        if error.kind() != std::io::ErrorKind::Interrupted {
+            return Err(error.into());
+        }
+    }
+    let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    let status = std::os::unix::process::ExitStatusExt::from_raw(status);
+    Ok((status, time(usage.ru_utime) + time(usage.ru_stime)))
+}

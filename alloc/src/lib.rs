@@ -43,6 +43,8 @@
 // buffer   their buffers
 // shared   buffers that are only read, by any number of owners
 // remote_slice   memory of a peer, as it is told over the wire
+// stable   that they fly
+// gather   messages of many pieces
 // limits   what a heap may have registered
 // window   memory windows: buffers with an rkey of their own (verbs)
 //
@@ -54,6 +56,7 @@ mod cache;
 mod caches;
 mod claim;
 mod class;
+mod gather;
 mod global;
 mod heap;
 mod limits;
@@ -67,6 +70,7 @@ mod pool;
 mod remote_slice;
 mod shared;
 mod slab;
+mod stable;
 mod stats;
 mod thread;
 #[cfg(feature = "verbs")]
@@ -74,14 +78,15 @@ mod window;
 
 pub use buffer::{Buffer, BufferFull};
 pub use class::LiveBlocks;
+pub use gather::{Gather, GatherError, Gathered, Gathering};
 pub use global::Rdmalloc;
 pub use maintain::{MaintainError, Maintained, Maintainer, Maintenance};
 pub use pool::{BuildError, Builder, Heap};
 pub use rdmalloc_arenas::{
     Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, Clock, DetachError, Device, DeviceStats, Event,
-    Failures, Hold, HoldError, KeyError, Keys, Limits, MAX_DEVICES, Memlock, Name, NotRegistered, Policy, Refusal,
-    Refusals, RegisterError, Registered, Registrar, Retention, Sge, SgeError, SgeMut, State, TakeError, Times,
-    registrar,
+    Failures, Flight, Flights, FlyError, Grounded, Hold, HoldError, IdError, KeyError, Keys, Limits, MAX_DEVICES,
+    Memlock, Name, NotRegistered, Overrun, Policy, Refusal, Refusals, RegisterError, Registered, Registrar, Retention,
+    Sge, SgeError, SgeMut, Sges, SgesError, SgesMut, StableBytes, StableBytesMut, State, TakeError, Times, registrar,
 };
 pub use remote_slice::{NotARemoteSlice, RemoteError, RemoteRangeError, RemoteSlice};
 pub use shared::SharedBuffer;

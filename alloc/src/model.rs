@@ -17,6 +17,9 @@ impl Atomic64 for Loom {
     fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
     }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
     fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
         self.0.compare_exchange_weak(old, new, yes, no)
     }

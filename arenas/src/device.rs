@@ -221,6 +221,29 @@ impl Device {
         Device { column, generation: column.generation.load(Acquire) }
     }
 
+    /// The device as a number: its slot and its generation. Never 0, since the generation of a device is odd.
+    pub(crate) fn raw(self) -> u64 {
+        (self.slot() as u64) << 32 | u64::from(self.generation)
+    }
+
+    /// The device of that number.
+    pub(crate) fn from_raw(raw: u64) -> Device {
+        Device { column: &COLUMNS[(raw >> 32) as usize], generation: raw as u32 }
+    }
+
+    /// How many bytes from `address` on, at most `len`, are reached by the keys of the first.
+    pub(crate) fn reach(self, address: usize, len: usize) -> usize {
+        if len == 0 || self.is_one_registration(address, address + (len - 1)) {
+            return len;
+        }
+        let (word, end) = (self.word(address), address + len);
+        let mut next = ((address >> CHUNK_SHIFT) + 1) << CHUNK_SHIFT;
+        while next < end && self.word(next) == word {
+            next += 1 << CHUNK_SHIFT;
+        }
+        next.min(end) - address
+    }
+
     /// What its registrar calls itself, such as `mlx5_0`; empty once the device is detached.
     #[must_use]
     pub fn name(self) -> Name {

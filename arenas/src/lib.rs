@@ -17,7 +17,8 @@
 //! arena      one arena: its word, its slices
 //! hold       who uses a device now
 //! device     the devices of the process, and their keys
-//! sge        scatter-gather entries that borrow what they describe
+//! sge, sges  scatter-gather entries that borrow what they describe; lists of them
+//! flight     bytes on which a device may work, owned and out of reach until it is done
 //! bell       how a heap's maintainer sleeps and is woken
 //! arenas     all arenas of a heap
 //! ```
@@ -30,6 +31,7 @@ mod arenas;
 pub mod bell;
 mod device;
 mod error;
+mod flight;
 mod held;
 mod hold;
 mod links;
@@ -40,6 +42,7 @@ mod refusal;
 mod region;
 pub mod registrar;
 mod sge;
+mod sges;
 pub mod sync;
 mod table;
 
@@ -51,6 +54,7 @@ pub use arenas::{
 };
 pub use device::{Device, Hold, MAX_DEVICES};
 pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};
+pub use flight::{Flight, Flights, FlyError, Grounded, IdError, Overrun, StableBytes, StableBytesMut};
 pub use held::Budget;
 pub use hold::HoldError;
 pub use links::{LINK_UNIT, link_of};
@@ -61,3 +65,4 @@ pub use refusal::Refusal;
 pub use region::{CHUNK, CHUNK_SHIFT, SLICE, SLICE_META, SLICE_SHIFT, SLICES_PER_CHUNK, SliceMeta, meta_of, slice_of};
 pub use registrar::{Keys, Limits, Registered, Registrar};
 pub use sge::{Sge, SgeError, SgeMut};
+pub use sges::{Sges, SgesError, SgesMut};

@@ -107,6 +107,13 @@ pub enum SgeError {
         /// Its bytes.
         len: usize,
     },
+    /// It is a part of something shorter.
+    OutOfRange {
+        /// Where the part was to end.
+        end: usize,
+        /// How many bytes there are.
+        len: usize,
+    },
     /// The device cannot reach it.
     Key(KeyError),
 }
@@ -123,6 +130,7 @@ impl fmt::Display for SgeError {
             Self::Straddles { len } => {
                 write!(f, "the {len} bytes lie in more than one registration of the device; split them")
             }
+            Self::OutOfRange { end, len } => write!(f, "a part that ends at {end} is not within {len} bytes"),
             Self::Key(error) => error.fmt(f),
         }
     }
@@ -151,7 +159,7 @@ impl Device {
     /// [`SgeError`], when they are empty, too long, or not registered.
     #[inline]
     pub fn sge(self, bytes: &[u8]) -> Result<Sge<'_>, SgeError> {
-        Ok(Sge(self.raw(bytes.as_ptr().addr(), bytes.len())?, PhantomData))
+        Ok(Sge(self.entry(bytes.as_ptr().addr(), bytes.len())?, PhantomData))
     }
 
     /// A scatter-gather entry for the device to write `bytes`: a `Vec`'s `spare_capacity_mut()`, say.
@@ -161,11 +169,23 @@ impl Device {
     /// [`SgeError`], when they are empty, too long, or not registered.
     #[inline]
     pub fn sge_mut(self, bytes: &mut [MaybeUninit<u8>]) -> Result<SgeMut<'_>, SgeError> {
-        Ok(SgeMut(self.raw(bytes.as_ptr().addr(), bytes.len())?, PhantomData))
+        Ok(SgeMut(self.entry(bytes.as_ptr().addr(), bytes.len())?, PhantomData))
+    }
+
+    /// An entry for the device to read the bytes at `address`, or to write them, as the caller's borrow `'a` allows.
+    #[inline]
+    pub(crate) fn sge_at<'a>(self, address: usize, len: usize) -> Result<Sge<'a>, SgeError> {
+        Ok(Sge(self.entry(address, len)?, PhantomData))
+    }
+
+    /// As [`sge_at`](Self::sge_at), for the device to write.
+    #[inline]
+    pub(crate) fn sge_mut_at<'a>(self, address: usize, len: usize) -> Result<SgeMut<'a>, SgeError> {
+        Ok(SgeMut(self.entry(address, len)?, PhantomData))
     }
 
     #[inline]
-    fn raw(self, address: usize, len: usize) -> Result<Raw, SgeError> {
+    fn entry(self, address: usize, len: usize) -> Result<Raw, SgeError> {
         if len == 0 {
             return Err(SgeError::Empty);
         }

@@ -12,6 +12,8 @@ pub use lock::{Lock, LockGuard};
 pub trait Atomic64 {
     /// Reads the word.
     fn load(&self, order: Ordering) -> u64;
+    /// Writes the word.
+    fn store(&self, value: u64, order: Ordering);
     /// Replaces `old` by `new`, or returns what is there. May fail for no reason.
     ///
     /// # Errors
@@ -30,6 +32,10 @@ macro_rules! atomic64 {
             #[inline]
             fn load(&self, order: Ordering) -> u64 {
                 <$type>::load(self, order)
+            }
+            #[inline]
+            fn store(&self, value: u64, order: Ordering) {
+                <$type>::store(self, value, order);
             }
             #[inline]
             fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {

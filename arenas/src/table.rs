@@ -56,6 +56,11 @@ impl<T: Entry> Table<T> {
         self.base
     }
 
+    /// How many entries it has.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Opens the entries of `range` for writing. What they hold stays.
     pub(crate) fn commit(&self, range: Range<usize>) -> io::Result<()> {
         assert!(range.start <= range.end && range.end <= self.len);

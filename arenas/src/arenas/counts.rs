@@ -1,9 +1,11 @@
-//! What a heap counts: atomics that are written where it happens, and read at any time. Uses `held` and `refusal`.
+//! What a heap counts: atomics that are written where it happens, and read at any time. Uses `held`, `refusal` and
+//! `flight`.
 
 use super::Arenas;
 use crate::Device;
 use crate::device::MAX_DEVICES;
 use crate::error::TakeError;
+use crate::flight::Flights;
 use crate::held::Held;
 use crate::name::Name;
 use crate::refusal::{KINDS, Refusal};
@@ -87,6 +89,10 @@ pub struct DeviceStats {
     pub refusals: u64,
     /// How often it did not end a registration since it was attached.
     pub failures: u64,
+    /// How often it is held ([`Device::hold`]), on whichever heap's memory: flights, and what else uses it.
+    pub holds: usize,
+    /// Its flights, on whichever heap's memory.
+    pub flights: Flights,
 }
 
 /// Counts times.
@@ -261,6 +267,8 @@ impl Arenas {
                 deregistering: counts.deregistering.times(),
                 refusals: counts.refusals.load(Relaxed),
                 failures: counts.failures.load(Relaxed),
+                holds: device.hold_count(),
+                flights: device.flights(),
             }
         };
         slots.map(stats).collect()

@@ -106,6 +106,24 @@ impl Hold {
     pub fn device(&self) -> Device {
         self.0
     }
+
+    /// The hold as a number, which goes where a value cannot. Never 0. It goes on until [`from_raw`](Self::from_raw) brings
+    /// it back.
+    #[must_use = "the device is held until this is a hold again"]
+    pub fn into_raw(self) -> u64 {
+        let raw = self.0.raw();
+        core::mem::forget(self);
+        raw
+    }
+
+    /// The hold that became a number.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is from [`into_raw`](Self::into_raw) of this process, and has not been made a hold since.
+    pub unsafe fn from_raw(raw: u64) -> Hold {
+        Hold(Device::from_raw(raw))
+    }
 }
 
 impl Drop for Hold {

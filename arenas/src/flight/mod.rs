@@ -1,0 +1,506 @@
+//! [`Flight`]: bytes on which a device may still work, owned and out of reach until it is done. Uses `word`, `slots`, `stable`,
+//! and `hold`, `device` and `sge` of the crate.
+//!
+//! ```text
+//! fly ->  Flight  -- into_id -->  id (wr_id)  -- from_id -->  Flight  -- complete, complete_send, reclaim -->  the value
+//!            \-- dropped: leaked, counted                        (only this is unsafe)
+//! ```
+//!
+//! What flies lies in a slot of a table (`slots`), so a flight is one word, and its id is the slot's index with a generation:
+//! looking it up is checked, so an id that was completed before, or was never one, or is another type's, is an error, and not the
+//! end of memory safety. That a device is done with the bytes no program can check: so getting the value back is what is unsafe.
+//!
+//! A flight holds its device, so a detach waits for it. It costs five locked instructions over all (hold, slot taken, id looked
+//! up, slot given, hold ended); no memory is allocated for what fits a slot.
+
+mod slots;
+mod stable;
+mod word;
+
+use crate::device::{Device, Hold};
+use crate::error::KeyError;
+use crate::hold::HoldError;
+use crate::sge::{Sge, SgeError, SgeMut};
+use crate::sges::Sges;
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ops::{Bound, RangeBounds};
+use core::sync::atomic::Ordering::Relaxed;
+use slots::{Manifest, Slot};
+pub use stable::{StableBytes, StableBytesMut};
+use word::{INDEX, Landing, MOST_COMPLETIONS, Seen, Word};
+
+/// A value on whose bytes a device may work: from before its work request is posted until after its completion.
+///
+/// Nobody reaches the value meanwhile, but what it is the source of can be read. A flight that is dropped leaks the value,
+/// since the device may still work on it, and is counted: [`Device::flights`].
+///
+/// ```
+/// # use rdmalloc_arenas::{Device, Flight};
+/// # fn post(_id: u64, _addr: u64, _length: u32, _lkey: u32) -> bool { true }
+/// # fn example(device: Device, message: Vec<u8>) -> Result<(), Box<dyn std::error::Error>> {
+/// let flight = device.fly(message)?;
+/// let sge = flight.sge()?;
+/// let (addr, length, lkey) = (sge.addr(), sge.length(), sge.lkey());
+/// let id = flight.into_id(); // the wr_id
+/// if !post(id, addr, length, lkey) {
+///     // SAFETY: the work request was not taken, so no device works on it.
+///     let message = unsafe { Flight::<Vec<u8>>::from_id(id)?.reclaim() };
+/// }
+/// // When the completion with this wr_id has come:
+/// // SAFETY: it was the one work request of this flight.
+/// let message = unsafe { Flight::<Vec<u8>>::from_id(id)?.complete_send() };
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # fn example(device: rdmalloc_arenas::Device, message: Vec<u8>) -> Option<()> {
+/// let flight = device.fly(message).ok()?;
+/// flight.complete_send(); // only `unsafe`: the device may not be done
+/// # Some(()) }
+/// ```
+#[must_use = "a flight that is dropped leaks what it has"]
+pub struct Flight<B: StableBytes> {
+    /// The flight has the slot, and there is a `B` in it.
+    slot: &'static Slot,
+    cargo: PhantomData<B>,
+}
+
+/// Why a value does not fly; and the value.
+pub struct FlyError<B> {
+    /// What was to fly.
+    pub value: B,
+    /// Why it does not.
+    pub reason: Grounded,
+}
+
+/// Why a value does not fly.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Grounded {
+    /// The device is detached, or about to be, or lost.
+    Hold(HoldError),
+    /// The device does not reach a piece of the value. Copy it to memory of a heap to which the device is attached.
+    Key {
+        /// Which piece.
+        piece: usize,
+        /// Why it does not.
+        error: KeyError,
+    },
+    /// As many flights are under way, or were leaked, as there is room for: 2^24 - 1, or less where address space is limited.
+    TooMany,
+}
+
+/// Why an id gives no flight. Nothing has changed then, but that an id for several completions has one less to come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum IdError {
+    /// No flight under way has the id: it was completed already, or is no flight's.
+    Unknown {
+        /// The id.
+        id: u64,
+    },
+    /// The flight is one of another type.
+    OtherType {
+        /// What flies.
+        flies: &'static str,
+        /// What was asked for.
+        asked: &'static str,
+    },
+    /// It is an id for several completions, of which others are to come ([`Flight::landed`] is for these).
+    MoreToCome {
+        /// How many.
+        left: u16,
+    },
+}
+
+/// A completion tells of more bytes than there was room for: it belongs to another work request. The value is as it was.
+pub struct Overrun<B> {
+    /// What has flown.
+    pub value: B,
+    /// How many bytes the completion tells of.
+    pub byte_len: u32,
+    /// How many there was room for.
+    pub room: usize,
+}
+
+/// How many flights a device has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Flights {
+    /// Under way: with a program as a [`Flight`], or as an id with a work request.
+    pub under_way: usize,
+    /// Dropped as a [`Flight`], so that what they had is lost, until [`Device::reclaim_flights`].
+    pub leaked: usize,
+}
+
+impl Device {
+    /// Takes a value on whose bytes the device shall work. It holds the device: a detach waits until the flight is over.
+    ///
+    /// Its bytes have to be registered with the device; its room is asked for when there is an entry of it. Several values, as
+    /// array, tuple or `Vec`, can be one flight: where work requests are posted unsignalled and the last one is signalled, its
+    /// completion retires all.
+    ///
+    /// # Errors
+    ///
+    /// [`FlyError`] has the value, and the reason.
+    pub fn fly<B: StableBytes>(self, value: B) -> Result<Flight<B>, FlyError<B>> {
+        let hold = match self.hold() {
+            Ok(hold) => hold,
+            Err(error) => return Err(FlyError { value, reason: Grounded::Hold(error) }),
+        };
+        for piece in 0..value.pieces() {
+            let bytes = value.piece(piece);
+            if let Some(Err(error)) = (!bytes.is_empty()).then(|| self.key(bytes.as_ptr())) {
+                return Err(FlyError { value, reason: Grounded::Key { piece, error } });
+            }
+        }
+        let Some(slot) = slots::take() else { return Err(FlyError { value, reason: Grounded::TooMany }) };
+        slot.hold.store(hold.into_raw(), Relaxed);
+        // SAFETY: just taken, and empty.
+        unsafe { slot.load(value) };
+        slot.word.board();
+        Ok(Flight { slot, cargo: PhantomData })
+    }
+
+    /// How many flights the device has; a walk over all flights there ever were at once, which waits for nobody.
+    #[must_use]
+    pub fn flights(self) -> Flights {
+        let raw = self.raw();
+        let mut flights = Flights::default();
+        for slot in slots::all() {
+            // The state first: what it tells of was written before.
+            let seen = slot.word.seen();
+            if slot.hold.load(Relaxed) == raw {
+                flights.under_way += usize::from(seen == Seen::UnderWay);
+                flights.leaked += usize::from(seen == Seen::Leaked);
+            }
+        }
+        flights
+    }
+
+    /// Ends every flight of the device that is an id or was leaked, and drops what they had. Flights that the program has as
+    /// [`Flight`] are left alone. How many were ended.
+    ///
+    /// For the time after all queue pairs of the device were destroyed, or the device is lost and has let go of its
+    /// registrations: no completion comes any more.
+    ///
+    /// # Safety
+    ///
+    /// No device works on the bytes of these flights, or ever will; no work request of theirs is posted.
+    pub unsafe fn reclaim_flights(self) -> usize {
+        let raw = self.raw();
+        let mut reclaimed = 0;
+        for slot in slots::all() {
+            if slot.word.seen() != Seen::Free && slot.hold.load(Relaxed) == raw && slot.word.seize() {
+                if slot.hold.load(Relaxed) != raw {
+                    // It has become another device's meanwhile: let it be where nobody loses it.
+                    slot.word.leak();
+                    continue;
+                }
+                // SAFETY: the slot was seized, so it is ours, with what is in it; nobody works on that, by the caller's word.
+                unsafe { slot.drop_cargo() };
+                end(slot);
+                reclaimed += 1;
+            }
+        }
+        reclaimed
+    }
+}
+
+/// The slot is empty and the caller's: gives it back, and ends the hold.
+fn end(slot: &'static Slot) {
+    // SAFETY: the number was put there by `fly`, and the slot is used once.
+    let hold = unsafe { Hold::from_raw(slot.hold.load(Relaxed)) };
+    slots::give(slot);
+    drop(hold);
+}
+
+impl<B: StableBytes> Flight<B> {
+    /// The device that may work on it.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.slot.device()
+    }
+
+    fn value(&self) -> &B {
+        // SAFETY: the flight has the slot, with a `B` in it; and it is borrowed.
+        unsafe { &*self.slot.cargo::<B>() }
+    }
+
+    /// How many pieces it is: one, unless it is an array, a tuple or a `Vec` of values.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.value().pieces()
+    }
+
+    /// The bytes of a piece, which a device may read at the same time; not what it may write. Empty if there is no such piece.
+    #[must_use]
+    pub fn piece(&self, index: usize) -> &[u8] {
+        self.value().piece(index)
+    }
+
+    /// The entry for the device to read all bytes of the first piece.
+    ///
+    /// # Errors
+    ///
+    /// [`SgeError`].
+    pub fn sge(&self) -> Result<Sge<'_>, SgeError> {
+        self.device().sge(self.piece(0))
+    }
+
+    /// The entry for the device to read a part of a piece.
+    ///
+    /// # Errors
+    ///
+    /// [`SgeError`].
+    pub fn part(&self, piece: usize, range: impl RangeBounds<usize>) -> Result<Sge<'_>, SgeError> {
+        let bytes = self.piece(piece);
+        let (begin, len) = within(range, bytes.len())?;
+        self.device().sge(&bytes[begin..begin + len])
+    }
+
+    /// The entries for the device to read all pieces, in their order, as [`Device::sges`] has them.
+    pub fn sges(&self) -> Sges<impl Iterator<Item = &[u8]>> {
+        self.device().sges((0..self.pieces()).map(|index| self.piece(index)))
+    }
+
+    /// Becomes the id of a work request, its `wr_id`, for one completion. Never 0, and below 2^48: the upper 16 bits are the
+    /// program's own, for which [`from_id`](Self::from_id) does not care.
+    #[must_use = "without its id, a flight is not found again"]
+    pub fn into_id(self) -> u64 {
+        let slot = ManuallyDrop::new(self).slot;
+        slot.word.depart(1) | slots::index(slot)
+    }
+
+    /// Becomes an id for so many completions, at least 1 and at most 65,533: one value to several replicas, each work request with the same
+    /// `wr_id`. The last completion brings it back ([`landed`](Self::landed)).
+    ///
+    /// # Errors
+    ///
+    /// The flight, if that is too few or too many.
+    pub fn into_id_for(self, completions: u16) -> Result<u64, Flight<B>> {
+        if !(1..=MOST_COMPLETIONS).contains(&completions) {
+            return Err(self);
+        }
+        let slot = ManuallyDrop::new(self).slot;
+        Ok(slot.word.depart(completions) | slots::index(slot))
+    }
+
+    /// One completion of the id has come: the flight, if it was the last.
+    ///
+    /// # Errors
+    ///
+    /// [`IdError::Unknown`], [`IdError::OtherType`].
+    pub fn landed(id: u64) -> Result<Option<Flight<B>>, IdError> {
+        match Self::land(id) {
+            Ok(flight) => Ok(Some(flight)),
+            Err(IdError::MoreToCome { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn land(id: u64) -> Result<Flight<B>, IdError> {
+        let slot = slots::find(id & INDEX).ok_or(IdError::Unknown { id })?;
+        let fits = || match slot.manifest() {
+            Some(manifest) if manifest.is_of::<B>() => Ok(()),
+            other => {
+                Err(IdError::OtherType { flies: other.map_or("", Manifest::name), asked: core::any::type_name::<B>() })
+            }
+        };
+        match slot.word.land(id, fits)? {
+            Landing::Unknown => Err(IdError::Unknown { id }),
+            Landing::More(left) => Err(IdError::MoreToCome { left }),
+            Landing::Last => {
+                // What was asked before the slot was ours may have been of another flight, 2^24 generations ago.
+                if let Err(error) = fits() {
+                    slot.word.leak();
+                    return Err(error);
+                }
+                Ok(Flight { slot, cargo: PhantomData })
+            }
+        }
+    }
+
+    /// The flight that became this id, whose completion has come. Each id gives its flight once.
+    ///
+    /// # Errors
+    ///
+    /// [`IdError`].
+    pub fn from_id(id: u64) -> Result<Flight<B>, IdError> {
+        Self::land(id)
+    }
+
+    /// Ends a flight whose bytes were only read: sends, RDMA writes. Also one that was to be written, if what was written
+    /// shall not count.
+    ///
+    /// # Safety
+    ///
+    /// Every work request that was posted for the flight has completed (one that is signalled completes those before it on its
+    /// send queue), with or without success; or its queue pair was destroyed since.
+    #[must_use = "dropping it frees the memory"]
+    pub unsafe fn complete_send(self) -> B {
+        let slot = ManuallyDrop::new(self).slot;
+        // SAFETY: the flight has the slot, with a `B` in it, and ends here.
+        let value = unsafe { slot.unload::<B>() };
+        end(slot);
+        value
+    }
+
+    /// Ends a flight that has no completion: nothing was posted, or its queue pair was destroyed.
+    ///
+    /// # Safety
+    ///
+    /// No device works on the bytes, or ever will: nothing was posted; or each queue pair on which something was is destroyed, or
+    /// the device is lost and has let go of its registrations.
+    #[must_use = "dropping it frees the memory"]
+    pub unsafe fn reclaim(self) -> B {
+        // SAFETY: no device works on it, which is all that completions are asked for.
+        unsafe { self.complete_send() }
+    }
+}
+
+impl<B: StableBytesMut> Flight<B> {
+    fn room(&mut self, index: usize) -> *mut [core::mem::MaybeUninit<u8>] {
+        // SAFETY: the flight has the slot, with a `B` in it; and it is borrowed alone.
+        unsafe { &mut *self.slot.cargo::<B>() }.room(index)
+    }
+
+    /// The entry for the device to write to the room behind the bytes of the first piece: all of its spare capacity.
+    ///
+    /// # Errors
+    ///
+    /// [`SgeError`].
+    pub fn sge_mut(&mut self) -> Result<SgeMut<'_>, SgeError> {
+        self.part_mut(0, ..)
+    }
+
+    /// The entry for the device to write to a part of the room of a piece, counted from the begin of the room.
+    ///
+    /// # Errors
+    ///
+    /// [`SgeError`].
+    pub fn part_mut(&mut self, piece: usize, range: impl RangeBounds<usize>) -> Result<SgeMut<'_>, SgeError> {
+        let room = self.room(piece);
+        let (begin, len) = within(range, room.len())?;
+        self.device().sge_mut_at(room.addr() + begin, len)
+    }
+
+    /// Ends a flight into whose room `byte_len` bytes were written, as the completion tells: receives, RDMA reads. They are
+    /// bytes of the value then. Those of several pieces filled their rooms in order.
+    ///
+    /// # Errors
+    ///
+    /// [`Overrun`] has the value: there was not so much room.
+    ///
+    /// # Safety
+    ///
+    /// As [`complete_send`](Self::complete_send); and so many bytes were written, from the begin of the room of the first
+    /// piece, and on from that of the next where one is full.
+    pub unsafe fn complete(mut self, byte_len: u32) -> Result<B, Overrun<B>> {
+        let rooms: usize = (0..self.pieces()).map(|index| self.room(index).len()).fold(0, usize::saturating_add);
+        let fits = byte_len as usize <= rooms;
+        let mut left = if fits { byte_len as usize } else { 0 };
+        let mut index = 0;
+        while left > 0 {
+            let len = left.min(self.room(index).len());
+            // SAFETY: the flight has the slot, with a `B` in it. So much of the room was written, by the caller's word.
+            unsafe { (*self.slot.cargo::<B>()).fill(index, len) };
+            left -= len;
+            index += 1;
+        }
+        // SAFETY: the caller's word.
+        let value = unsafe { self.complete_send() };
+        if fits { Ok(value) } else { Err(Overrun { value, byte_len, room: rooms }) }
+    }
+}
+
+/// A range as begin and length, if it is within `len`.
+fn within(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize), SgeError> {
+    let begin = match range.start_bound() {
+        Bound::Included(&begin) => begin,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    if end > len || begin > end {
+        Err(SgeError::OutOfRange { end: end.max(begin), len })
+    } else {
+        Ok((begin, end - begin))
+    }
+}
+
+impl<B: StableBytes> Drop for Flight<B> {
+    fn drop(&mut self) {
+        self.slot.word.leak();
+    }
+}
+
+impl<B: StableBytes> fmt::Debug for Flight<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flight").field("of", &core::any::type_name::<B>()).field("device", &self.device()).finish()
+    }
+}
+
+impl<B> fmt::Debug for FlyError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlyError").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for FlyError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl<B> std::error::Error for FlyError<B> {}
+
+impl fmt::Display for Grounded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hold(error) => error.fmt(f),
+            Self::Key { piece, error } => write!(f, "piece {piece} is not within the device's reach: {error}"),
+            Self::TooMany => f.write_str("too many flights are under way, or were leaked; complete or reclaim some"),
+        }
+    }
+}
+
+impl fmt::Display for IdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { id } => {
+                write!(f, "no flight under way has the id {id:#x}: it was completed already, or is no flight's")
+            }
+            Self::OtherType { flies, asked } => write!(f, "the flight is one of {flies}, not of {asked}"),
+            Self::MoreToCome { left } => write!(f, "{left} completion(s) of the flight are to come"),
+        }
+    }
+}
+
+impl std::error::Error for IdError {}
+
+impl<B> fmt::Debug for Overrun<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { byte_len, room, .. } = self;
+        f.debug_struct("Overrun").field("byte_len", byte_len).field("room", room).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for Overrun<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { byte_len, room, .. } = self;
+        write!(
+            f,
+            "the completion tells of {byte_len} bytes, but there was room for {room}: it is another work request's"
+        )
+    }
+}
+
+impl<B> std::error::Error for Overrun<B> {}

@@ -26,9 +26,15 @@ pub const BUILD: &[Need] = &[
     Need { found: || pkg_config("librdmacm"), package: "librdmacm-dev", why: "rdma-sys links it" },
 ];
 
-/// To run the tests.
-pub const TEST: &[Need] =
-    &[Need { found: || shell::has("valgrind"), package: "valgrind", why: "counts the fast path's instructions" }];
+/// To build and run the tests.
+pub const TEST: &[Need] = &[
+    Need { found: || shell::has("valgrind"), package: "valgrind", why: "counts the fast path's instructions" },
+    Need { found: || shell::has("cmake"), package: "cmake", why: EXAMPLES },
+    Need { found: || shell::has("make"), package: "make", why: EXAMPLES },
+    Need { found: || shell::has("python3"), package: "python3", why: EXAMPLES },
+];
+
+const EXAMPLES: &str = "builds the crates sideway and ibverbs for the examples";
 
 /// For the guest.
 pub const GUEST: &[Need] = &[

@@ -176,10 +176,46 @@ impl Rdmalloc {
     }
 }
 
+/// The allocator without checks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plain;
+
+#[cfg(not(feature = "hardened"))]
+const PATH: Plain = Plain;
+#[cfg(feature = "hardened")]
+const PATH: crate::hardened::Hardened = crate::hardened::Hardened;
+
+// SAFETY: the path is a global allocator.
+unsafe impl GlobalAlloc for Rdmalloc {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { PATH.alloc(layout) }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { PATH.dealloc(block, layout) }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { PATH.alloc_zeroed(layout) }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { PATH.realloc(block, layout, new_size) }
+    }
+}
+
 // SAFETY: blocks are apart from each other and lie in mapped memory until they are freed: slabs hand a block out once until it
 // is back, and spans are apart (the arenas' bitmaps). Sizes and alignments are those of the layout's kind (`class`). Nothing
 // unwinds: nothing here panics, and calls of registrars are guarded.
-unsafe impl GlobalAlloc for Rdmalloc {
+unsafe impl GlobalAlloc for Plain {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class_for(layout) else { return allocate_large(layout) };

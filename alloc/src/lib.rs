@@ -39,6 +39,7 @@
 // places   which caches of heaps that a program makes are lent to this thread
 // stats    what a heap has, and what a drain pass left
 // global   the GlobalAlloc
+// hardened the same with checks (feature)
 // pool     heaps that a program makes
 // buffer   their buffers
 // shared   buffers that are only read, by any number of owners
@@ -58,6 +59,8 @@ mod claim;
 mod class;
 mod gather;
 mod global;
+#[cfg(feature = "hardened")]
+mod hardened;
 mod heap;
 mod limits;
 mod loan;

@@ -10,6 +10,7 @@
 //! table      flat tables beside the region
 //! region     the address range; address <-> slice and chunk
 //! links      links of free blocks, outside the blocks
+//! marks      marks of blocks, outside the blocks (feature `hardened`)
 //! registrar  the trait of what pins memory for a device      <- registrar::verbs, registrar::uring
 //! held       how much is registered, and may be
 //! refusal    why memory is not registered
@@ -35,6 +36,8 @@ mod flight;
 mod held;
 mod hold;
 mod links;
+#[cfg(feature = "hardened")]
+mod marks;
 mod name;
 mod os;
 mod parallel;
@@ -50,7 +53,7 @@ pub use access::Access;
 pub use arena::State;
 pub use arenas::{
     Ahead, ArenaInfo, ArenaStats, Arenas, CaughtUp, Clock, Closed, Config, DeviceStats, Event, Failures, Listener,
-    Policy, Refusals, Retention, Seen, Span, Times, tag_of,
+    Policy, Refusals, Retention, Seen, Span, Times, memory_of, tag_of,
 };
 pub use device::{Device, Hold, MAX_DEVICES};
 pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};
@@ -58,6 +61,8 @@ pub use flight::{Flight, Flights, FlyError, Grounded, IdError, Overrun, StableBy
 pub use held::Budget;
 pub use hold::HoldError;
 pub use links::{LINK_UNIT, link_of};
+#[cfg(feature = "hardened")]
+pub use marks::{MARK_UNIT, mark_of};
 pub use name::Name;
 pub use os::Memlock;
 pub use parallel::Helper;

@@ -75,6 +75,8 @@ pub(crate) struct Region {
     len: usize,
     chunks: Table<Chunk>,
     meta: Table<SliceMeta>,
+    #[cfg(feature = "hardened")]
+    marks: crate::marks::Marks,
     free: Lock<Free>,
 }
 
@@ -127,7 +129,9 @@ impl Region {
         // Only arenas that are, or once were, open have metadata that anybody reads.
         let tables = Table::reserve(len / CHUNK)
             .and_then(|chunks| Ok((chunks, Table::<SliceMeta>::reserve_unreadable(len / SLICE)?)));
-        let (chunks, meta) = match tables {
+        #[cfg(feature = "hardened")]
+        let tables = tables.and_then(|tables| Ok((tables, crate::marks::Marks::reserve(len)?)));
+        let tables = match tables {
             Ok(tables) => tables,
             Err(error) => {
                 // SAFETY: the reservation made above, which nobody knows yet. (A table reserved before the failing one
@@ -136,9 +140,22 @@ impl Region {
                 return Err(error);
             }
         };
+        #[cfg(feature = "hardened")]
+        let (tables, marks) = tables;
+        let (chunks, meta) = tables;
         let base = base.expose_provenance();
+        #[cfg(feature = "hardened")]
+        marks.publish(base);
         META.store(meta.base().expose_provenance().wrapping_sub((base >> SLICE_SHIFT) * SLICE_META), Relaxed);
-        Ok(Region { base, len, chunks, meta, free: Lock::new(Free { low: 0, top: 0 }) })
+        Ok(Region {
+            base,
+            len,
+            chunks,
+            meta,
+            #[cfg(feature = "hardened")]
+            marks,
+            free: Lock::new(Free { low: 0, top: 0 }),
+        })
     }
 
     /// The first address.
@@ -204,6 +221,8 @@ impl Region {
         let run = first..first + count;
         self.chunks.commit(run.clone())?;
         self.meta.commit(run.start * SLICES_PER_CHUNK..run.end * SLICES_PER_CHUNK)?;
+        #[cfg(feature = "hardened")]
+        self.marks.commit(&run)?;
         self.own(run.clone());
         if first == free.low {
             free.low = run.end;
@@ -235,6 +254,8 @@ impl Region {
         }
         self.chunks.commit(more.clone()).ok()?;
         self.meta.commit(more.start * SLICES_PER_CHUNK..more.end * SLICES_PER_CHUNK).ok()?;
+        #[cfg(feature = "hardened")]
+        self.marks.commit(&more).ok()?;
         self.own_more(run.start, more.clone());
         if free.low == more.start {
             free.low = more.end;
@@ -251,6 +272,8 @@ impl Region {
 
     /// Gives a run back, whose memory is closed.
     pub(crate) fn give_run(&self, run: Range<usize>) {
+        #[cfg(feature = "hardened")]
+        self.marks.forget(&run);
         let mut free = self.free.lock();
         for chunk in run.clone().map(|index| self.chunk(index)) {
             chunk.owner.store(0, Relaxed);

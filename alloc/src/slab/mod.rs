@@ -209,6 +209,11 @@ impl Slab {
         }
         // SAFETY: as above.
         let slab = unsafe { header(span.address) };
+        #[cfg(feature = "hardened")]
+        // SAFETY: as above.
+        unsafe {
+            crate::hardened::clear_marks(span.address, span.slices * SLICE)
+        };
         slab.free.set(ptr::null_mut());
         slab.owner.store(owner, Relaxed);
         slab.carved.set(0);

@@ -504,6 +504,12 @@ pub fn tag_of(address: usize) -> Option<u32> {
     Arena::of(address).map(Arena::tag)
 }
 
+/// The addresses of the arena in which `address` lies.
+#[must_use]
+pub fn memory_of(address: usize) -> Option<core::ops::Range<usize>> {
+    Some(Arena::of(address)?.memory(Region::existing()?))
+}
+
 /// Walks the list. The guard of the list lock is what keeps it still.
 fn arenas(list: &List) -> impl Iterator<Item = &'static Arena> {
     let mut at = list.head;

@@ -386,6 +386,10 @@ impl Cache {
         if slab.owner() != self.name() {
             return;
         }
+        // Of a Current slab, the alarm is one below none.
+        if slab.used() == u32::MAX {
+            slab.freed_too_often();
+        }
         if slab.state() == State::Full {
             self.enlist(slab);
         } else if slab.state() == State::Partial && slab.is_unused() {

@@ -1,5 +1,5 @@
-//! The global allocator with checks, for the feature `hardened`: misuse is told, and ends the program. Uses `global` and the
-//! marks of the crate below.
+//! The global allocator with checks, for the feature `hardened`: misuse is told, and ends the program. Uses `global`, `misuse`
+//! and the marks of the crate below.
 //!
 //! A block gets 16 bytes more than were asked for, at its end: a seal, made of its address and size. Outside, at a place that
 //! follows from its address, stands a mark: whether a block begins there, whether it is out, and its size. What is freed
@@ -14,12 +14,12 @@
 //! | written behind the end | when it is freed |
 //! | written after it was freed, from its 17th byte to its 4096th | when it is handed out again, if its slab is still there |
 //!
-//! The message is written without allocating; then the program aborts.
+//! Blocks of a `Heap` are not looked after: their owners are types that cannot do any of this without `unsafe`.
 
-use crate::class::{Kind, MEDIUM_MAX, kind_of, size_of_class};
+use crate::class::{Kind, kind_of};
 use crate::global::Plain;
+use crate::misuse;
 use core::alloc::{GlobalAlloc, Layout};
-use core::fmt::{self, Write};
 use core::ptr;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -206,53 +206,15 @@ unsafe impl GlobalAlloc for Hardened {
     }
 }
 
-/// A message of one line, on the stack.
-struct Line {
-    bytes: [u8; 512],
-    len: usize,
-}
-
-impl Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = &mut self.bytes[self.len..];
-        let count = text.len().min(room.len());
-        room[..count].copy_from_slice(&text.as_bytes()[..count]);
-        self.len += count;
-        Ok(())
-    }
-}
-
 #[cold]
 #[inline(never)]
 fn report(address: usize, layout: Layout, what: &str) -> ! {
-    end(address, layout, format_args!("{what}"))
+    misuse::end(address, sealed(layout), format_args!("{what}, as one of {} bytes", layout.size()))
 }
 
 #[cold]
 #[inline(never)]
 fn report_size(address: usize, layout: Layout, was: usize) -> ! {
-    end(address, layout, format_args!("is freed with another size than it was allocated with, which was {was}"))
-}
-
-/// Writes the message to standard error, and aborts.
-fn end(address: usize, layout: Layout, what: fmt::Arguments<'_>) -> ! {
-    let mut line = Line { bytes: [0; 512], len: 0 };
-    let _ = write!(
-        line,
-        "rdmalloc: the block at {address:#x} {what} (layout: {} bytes at {}; ",
-        layout.size(),
-        layout.align()
-    );
-    let _ = match sealed(layout).map(kind_of) {
-        Some(Kind::Small(class) | Kind::Medium(class)) => write!(line, "size class {}", size_of_class(class)),
-        Some(Kind::Large(slices)) => write!(line, "over {MEDIUM_MAX} bytes, {slices} slices of 64 KiB"),
-        None => write!(line, "no size class"),
-    };
-    let _ = match memory_of(address) {
-        Some(arena) => writeln!(line, "; arena {:#x}..{:#x})", arena.start, arena.end),
-        None => writeln!(line, "; in no arena)"),
-    };
-    // SAFETY: the bytes are the line's.
-    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len) };
-    std::process::abort()
+    let what = format_args!("is freed as one of {} bytes, but was allocated with {was}", layout.size());
+    misuse::end(address, sealed(layout), what)
 }

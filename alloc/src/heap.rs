@@ -9,6 +9,7 @@ use crate::cache::{Block, Cache, NoRoom, Pass, Swept};
 use crate::caches::{self, Idle, Owned};
 use crate::class::{Kind, class_for, kind_of};
 use crate::global::FIRST_HEAP_TAG;
+use crate::misuse;
 use crate::phase::Phase;
 use crate::places::{self, Left};
 use crate::slab::{self, Freed, Slab};
@@ -397,8 +398,22 @@ impl Core {
 /// `block` is a block of `slab`, and the caller's.
 #[inline]
 pub(crate) unsafe fn free_remote(slab: &'static slab::Slab, block: NonNull<u8>) -> bool {
+    // What is not a slab any more has no owner, and no block that is out.
+    if slab.owner() == 0 {
+        freed_twice(block);
+    }
     // SAFETY: the caller's promise.
-    let Freed::Tell(owner) = (unsafe { slab.push_remote(block) }) else { return false };
+    let owner = match unsafe { slab.push_remote(block) } {
+        Freed::Tell(owner) => owner,
+        Freed::Done => return false,
+        Freed::Twice => freed_twice(block),
+    };
     slab.tell(caches::told(owner));
     true
+}
+
+#[cold]
+#[inline(never)]
+fn freed_twice(block: NonNull<u8>) -> ! {
+    misuse::end(block.addr().get(), None, format_args!("is freed a second time"))
 }

@@ -29,6 +29,7 @@
 //
 // class    size classes: what a layout gets
 // claim    how a thread uses its cache without a lock, and how a drain pass takes it away
+// misuse   a message, and an abort
 // loan     the same for caches of heaps that a program makes, of which a thread may have several
 // slab     blocks of one class in a span; blocks that others freed
 // cache    all slabs of one owner; spare spans
@@ -65,6 +66,7 @@ mod heap;
 mod limits;
 mod loan;
 mod maintain;
+mod misuse;
 #[cfg(test)]
 mod model;
 mod phase;

@@ -103,7 +103,7 @@ fn a_pointer_that_is_no_block() {
 
 #[test]
 fn a_block_that_is_freed_with_another_size() {
-    SIZES.iter().for_each(|size| expect("size", *size, "another size than it was allocated with, which was"));
+    SIZES.iter().for_each(|size| expect("size", *size, "bytes, but was allocated with"));
 }
 
 #[test]

@@ -42,20 +42,18 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<(String, bool)> {
     }
 
     step!("building the tests");
-    let programs = match cargo.tests(&["test", "--workspace", "--all-features", "--no-run"]) {
-        Ok(programs) => programs,
-        Err(error) => {
-            eprintln!("{error}");
-            tally.record("the build of the tests", Outcome::Failed);
-            Vec::new()
-        }
-    };
+    let features = features(workspace)?.join(",");
+    let programs = build(&cargo, &["test", "--workspace", "--features", &features, "--no-run"], &mut tally);
     let mut for_guest = Vec::new();
     for program in &programs {
         let names = on_host(program, options.only.as_deref(), &mut tally)?;
         if !names.is_empty() {
             for_guest.push((program, names));
         }
+    }
+    step!("building the tests with checks against misuse");
+    for program in build(&cargo, &["test", "--package", "rdmalloc", "--all-features", "--no-run"], &mut tally) {
+        on_host(&program, options.only.as_deref(), &mut tally)?;
     }
     if !programs.is_empty() {
         doc_tests(&cargo, options.only.as_deref(), &mut tally)?;
@@ -73,6 +71,32 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<(String, bool)> {
     }
     tally.list();
     Ok(tally.close())
+}
+
+/// Builds tests; none if that fails, which is recorded.
+fn build(cargo: &Cargo, args: &[&str], tally: &mut Tally) -> Vec<Executable> {
+    cargo.tests(args).unwrap_or_else(|error| {
+        eprintln!("{error}");
+        tally.record("the build of the tests", Outcome::Failed);
+        Vec::new()
+    })
+}
+
+/// All features of all packages, but those that change what every other test is about: `package/feature`.
+fn features(workspace: &Workspace) -> Result<Vec<String>> {
+    const APART: [&str; 2] = ["default", "hardened"];
+    let manifest = |folder: &str| std::fs::read_to_string(workspace.root.join(folder).join("Cargo.toml"));
+    let read = |folder: &str| manifest(folder).map_err(|error| Error::Failed(format!("{folder}/Cargo.toml: {error}")));
+    let mut all = Vec::new();
+    for folder in ["arenas", "alloc", "benches", "tests"] {
+        let text = read(folder)?;
+        let package = text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+        let section = text.lines().skip_while(|line| *line != "[features]").skip(1);
+        let names = section.take_while(|line| !line.starts_with('[')).filter_map(|line| line.split_once(" = "));
+        let names = names.map(|(name, _)| name).filter(|name| !name.starts_with('#') && !APART.contains(name));
+        all.extend(names.map(|name| format!("{}/{name}", package.unwrap_or(folder))));
+    }
+    Ok(all)
 }
 
 /// What a toolchain with the minimal profile lacks.

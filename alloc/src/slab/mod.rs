@@ -25,7 +25,7 @@
 mod remote;
 
 use crate::cache::Cache;
-use crate::class;
+use crate::{class, misuse};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
@@ -432,6 +432,9 @@ impl Slab {
     fn absorb(&self, taken: Taken) {
         let first = place_to_block(self.address(), taken.head);
         let Some(mut last) = NonNull::new(first) else { return };
+        if taken.count > self.used() {
+            self.freed_too_often();
+        }
         let rest = self.free.replace(first);
         if !rest.is_null() {
             for _ in 1..taken.count {
@@ -441,6 +444,12 @@ impl Slab {
             self.link(last, rest);
         }
         self.set_used(self.used() - taken.count);
+    }
+
+    /// More blocks came back than were out: one came twice.
+    #[cold]
+    pub(crate) fn freed_too_often(&self) -> ! {
+        misuse::end(self.address(), None, format_args!("or one of the next, of the same slab, is freed a second time"))
     }
 
     /// Puts a run of new blocks into the list; `false`: there is none left.

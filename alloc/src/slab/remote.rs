@@ -28,6 +28,8 @@ pub(crate) enum Freed {
     Done,
     /// To put the slab into the list of this owner.
     Tell(u32),
+    /// Nothing was done: the block is in the list already.
+    Twice,
 }
 
 /// A list taken from the word: its head and how many blocks it has.
@@ -77,6 +79,9 @@ impl<A: Atomic64> Remote<A> {
     pub(crate) fn push(&self, place: u16, mut link: impl FnMut(u16)) -> Freed {
         let mut old = self.0.load(Relaxed);
         loop {
+            if old & HEAD == u64::from(place) {
+                return Freed::Twice;
+            }
             link((old & HEAD) as u16);
             let new = (old & !HEAD | u64::from(place) | TOLD).wrapping_add(ONE);
             // Release: the owner finds the link, and whatever the freeing thread did to the block before.

@@ -27,6 +27,7 @@
 mod completion;
 mod domain;
 mod endpoint;
+mod lists;
 mod memory;
 mod queue;
 

@@ -47,11 +47,11 @@ pub struct Remote {
 /// written, a target neither read nor written. A wrong key or a wrong peer is no breach: the completion then says so.
 pub struct Queue {
     /// From `ibv_create_qp`, or null while `new` is under way; destroyed before `cq`.
-    qp: *mut ibv_qp,
+    pub(super) qp: *mut ibv_qp,
     /// From `ibv_create_cq`; big enough for both sides of the queue pair, so that it never overflows.
-    cq: *mut ibv_cq,
+    pub(super) cq: *mut ibv_cq,
     /// From `ibv_create_comp_channel`; destroyed last. Tells of a completion to one who sleeps.
-    channel: *mut ibv_comp_channel,
+    pub(super) channel: *mut ibv_comp_channel,
     psn: u32,
     /// Outlives both, which lie in its context.
     domain: Domain,
@@ -98,12 +98,12 @@ impl Queue {
             cap: ibv_qp_cap {
                 max_send_wr: depth.send,
                 max_recv_wr: depth.recv,
-                max_send_sge: 1,
+                max_send_sge: Queue::MAX_SEND_SGE as u32,
                 max_recv_sge: 1,
                 max_inline_data: 0,
             },
             qp_type: ibv_qp_type::IBV_QPT_RC,
-            sq_sig_all: 1,
+            sq_sig_all: 0,
         };
         // SAFETY: the protection domain is live, and `init` names a live completion queue of the same context.
         queue.qp = unsafe { ibv_create_qp(domain.pd(), &mut init) };

@@ -327,3 +327,44 @@ fn verbs_a_gathered_message_arrives_as_its_pieces() {
     }
     heap.detach(device).unwrap();
 }
+
+/// For a message of eight pieces: prints what it takes to have the device gather them, and to copy them into one entry. The
+/// device is made of software, so this is about the order of things only.
+#[test]
+fn verbs_what_eight_entries_cost_beside_a_copy() {
+    const PIECES: usize = 8;
+    const MESSAGES: usize = 16;
+    let Some(domain) = domain_or_skip() else { return };
+    let (heap, device) = heap(&domain);
+    let (left, _right) = Queue::pair(&domain, Depth::default()).unwrap();
+    let target = Memory::new(&domain, PIECES * 16384).unwrap();
+    let memory = filled(&heap, &pattern(1 << 20, 7));
+    for len in [64, 256, 1024, 4096, 16384] {
+        let pieces: Vec<&[u8]> = (0..PIECES).map(|piece| &memory[piece * 40_000..][..len]).collect();
+        let [in_place, copied] = [0, usize::MAX].map(|threshold| {
+            let gathering = Gathering::new(PIECES).threshold(threshold);
+            let mut headers: Vec<Buffer> = (0..MESSAGES).map(|_| heap.buffer(PIECES * len).unwrap()).collect();
+            let mut rounds: Vec<Duration> = (0..9)
+                .map(|_| {
+                    let begin = std::time::Instant::now();
+                    for (at, header) in headers.iter_mut().enumerate() {
+                        let room = header.spare_capacity_mut();
+                        let gather = gathering.gather(device, room, pieces.iter().copied()).unwrap();
+                        let list: Vec<_> = gather.entries().iter().map(Sge::to_ibv).collect();
+                        let last = at + 1 == MESSAGES;
+                        // SAFETY: pieces and headers live, untouched, until the completion of the last.
+                        unsafe { left.post_list(1, &list, Some(target.remote(0)), last) }.unwrap();
+                    }
+                    left.wait(TIMEOUT).unwrap().ok().unwrap();
+                    begin.elapsed() / MESSAGES as u32
+                })
+                .collect();
+            assert!(target.to_vec(0, PIECES * len) == pieces.concat());
+            target.fill(0, &vec![0; PIECES * len]);
+            rounds.sort();
+            rounds[rounds.len() / 2]
+        });
+        println!("8 pieces of {len} bytes: {in_place:.1?} a message in place, {copied:.1?} copied");
+    }
+    heap.detach(device).unwrap();
+}

@@ -1,10 +1,11 @@
-//! What a flight costs beside the work request: taken, made an id, found again, given back.
+//! What a flight costs beside the work request: taken, made an id, found again, given back. And what a piece of a message costs
+//! that is sent in place, or copied (`gather`): one that is in the processor's cache, and one that is not.
 //!
 //! `slot` is what rdmalloc does. `box` is what programs do: hold the device, put the buffer into a box, and make its address the
 //! `wr_id`; nothing is checked then. The device registers nothing (`null`).
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use rdmalloc::{Buffer, Device, Flight, Heap, Rdmalloc};
+use rdmalloc::{Buffer, Device, Flight, Gathering, Heap, Rdmalloc};
 use rdmalloc_tests::Null;
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -107,5 +108,41 @@ fn flight(criterion: &mut Criterion) {
     bench(criterion, "box", &Boxed(device), &heap);
 }
 
-criterion_group!(name = benches; config = rdmalloc_benches::criterion(); targets = flight);
+/// Pieces in a message.
+const PIECES: usize = 8;
+
+/// Messages of pieces that lie apart in `memory`; the time is that of a message.
+fn pieces(criterion: &mut Criterion, device: Device, header: &mut Buffer, memory: &[u8], cache: &str) {
+    let mut group = criterion.benchmark_group("gather");
+    for len in [64, 128, 256, 512, 1024, 2048, 4096] {
+        for (name, threshold) in [("in-place", 0), ("copied", usize::MAX)] {
+            let gathering = Gathering::new(PIECES + 1).threshold(threshold);
+            let mut at = 0;
+            group.bench_function(BenchmarkId::new(format!("{cache}/{name}"), len), |bencher| {
+                bencher.iter(|| {
+                    let pieces = (0..PIECES).map(|_| {
+                        // Apart by pages and a bit, so that they are not foreseen.
+                        at = (at + 5 * 4096 + 64) % (memory.len() - 4096);
+                        &memory[at..at + len]
+                    });
+                    let room = header.spare_capacity_mut();
+                    black_box(gathering.gather(device, room, pieces).expect("it fits").entries().len());
+                });
+            });
+        }
+    }
+}
+
+fn gather(criterion: &mut Criterion) {
+    let heap = Heap::builder().build().expect("a heap");
+    let device = heap.attach(Null::default()).expect("attached");
+    let mut header = heap.buffer(PIECES * 4096).expect("a buffer");
+    for (cache, len) in [("warm", 64 << 10), ("cold", 256 << 20)] {
+        let mut memory = heap.buffer(len).expect("a buffer");
+        memory.try_extend_from_slice(&vec![1; len]).expect("room");
+        pieces(criterion, device, &mut header, &memory, cache);
+    }
+}
+
+criterion_group!(name = benches; config = rdmalloc_benches::criterion(); targets = flight, gather);
 criterion_main!(benches);

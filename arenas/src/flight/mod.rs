@@ -10,8 +10,8 @@
 //! looking it up is checked, so an id that was completed before, or was never one, or is another type's, is an error, and not the
 //! end of memory safety. That a device is done with the bytes no program can check: so getting the value back is what is unsafe.
 //!
-//! A flight holds its device, so a detach waits for it. It costs five locked instructions over all (hold, slot taken, id looked
-//! up, slot given, hold ended); no memory is allocated for what fits a slot.
+//! A flight holds its device, so a detach waits for it. It costs three locked instructions over all (hold, id looked up, hold
+//! ended), and no memory is allocated for what fits a slot.
 
 mod slots;
 mod stable;

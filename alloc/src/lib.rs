@@ -48,6 +48,7 @@
 // stable   that they fly
 // gather   messages of many pieces
 // limits   what a heap may have registered
+// recv_pool   keeps a receive queue stocked with buffers
 // window   memory windows: buffers with an rkey of their own (verbs)
 //
 // bytes_like is what types that are bytes have in common.
@@ -72,6 +73,7 @@ mod model;
 mod phase;
 mod places;
 mod pool;
+mod recv_pool;
 mod remote_slice;
 mod shared;
 mod slab;
@@ -93,6 +95,12 @@ pub use rdmalloc_arenas::{
     Memlock, Name, NotRegistered, Overrun, Policy, Refusal, Refusals, RegisterError, Registered, Registrar, Retention,
     Sge, SgeError, SgeMut, Sges, SgesError, SgesMut, StableBytes, StableBytesMut, State, TakeError, Times, registrar,
 };
+pub use recv_pool::{
+    PostFailed, PostedBuffers, Receive, ReceiveQueue, RecvError, RecvPool, RecvPoolBuilder, RecvPoolError, RecvStats,
+    RestockError, Stock,
+};
+#[cfg(feature = "verbs")]
+pub use recv_pool::{RecvQueue, SharedRecvQueue};
 pub use remote_slice::{NotARemoteSlice, RemoteError, RemoteRangeError, RemoteSlice};
 pub use shared::SharedBuffer;
 pub use stats::{Stats, Trimmed};

@@ -30,12 +30,14 @@ mod endpoint;
 mod lists;
 mod memory;
 mod queue;
+mod shared;
 
 pub use completion::{Completion, Status};
 pub use domain::Domain;
 pub use endpoint::{Endpoint, exchange};
 pub use memory::Memory;
 pub use queue::{Depth, Queue, Remote};
+pub use shared::SharedQueue;
 
 /// Opens the first device, or says on standard output why the test that asked is skipped.
 ///

@@ -1,7 +1,7 @@
 //! A reliable connected (RC) queue pair with a completion queue of its own: connect, post, poll. Uses [`Domain`].
 
 use super::domain::check;
-use super::{Completion, Domain, Endpoint};
+use super::{Completion, Domain, Endpoint, SharedQueue};
 use rdma_sys::{
     ibv_access_flags as access, ibv_ack_cq_events, ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_create_comp_channel,
     ibv_create_cq, ibv_create_qp, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_get_cq_event, ibv_gid,
@@ -13,6 +13,7 @@ use rdmalloc_arenas::registrar::verbs::AsQueuePair;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind, Result};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How many work requests a queue takes at once.
@@ -53,6 +54,8 @@ pub struct Queue {
     /// From `ibv_create_comp_channel`; destroyed last. Tells of a completion to one who sleeps.
     pub(super) channel: *mut ibv_comp_channel,
     psn: u32,
+    /// Where receives come from, if not from a queue of its own. Outlives the queue pair.
+    shared: Option<Arc<SharedQueue>>,
     /// Outlives both, which lie in its context.
     domain: Domain,
 }
@@ -76,10 +79,24 @@ impl Queue {
     ///
     /// The error of the verb that failed; `EINVAL` and `ENOMEM` mostly mean that the device has no such depth.
     pub fn new(domain: &Domain, depth: Depth) -> Result<Queue> {
+        Queue::make(domain, depth, None)
+    }
+
+    /// The same, with receives from a shared queue; `depth.recv` is then how many may complete and not be polled.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_shared(domain: &Domain, depth: Depth, shared: Arc<SharedQueue>) -> Result<Queue> {
+        Queue::make(domain, depth, Some(shared))
+    }
+
+    fn make(domain: &Domain, depth: Depth, shared: Option<Arc<SharedQueue>>) -> Result<Queue> {
         let entries = (depth.send + depth.recv).try_into().map_err(|_| Error::from(ErrorKind::InvalidInput))?;
         let psn = RandomState::new().hash_one(0) as u32 & 0xff_ffff;
         // `drop` destroys what exists whenever something fails.
-        let mut queue = Queue { qp: null_mut(), cq: null_mut(), channel: null_mut(), psn, domain: domain.clone() };
+        let mut queue =
+            Queue { qp: null_mut(), cq: null_mut(), channel: null_mut(), psn, shared, domain: domain.clone() };
         // SAFETY: the context is open.
         queue.channel = unsafe { ibv_create_comp_channel(domain.context()) };
         if queue.channel.is_null() {
@@ -94,7 +111,7 @@ impl Queue {
             qp_context: null_mut(),
             send_cq: queue.cq,
             recv_cq: queue.cq,
-            srq: null_mut(),
+            srq: queue.shared.as_ref().map_or(null_mut(), |shared| shared.as_ptr()),
             cap: ibv_qp_cap {
                 max_send_wr: depth.send,
                 max_recv_wr: depth.recv,
@@ -176,6 +193,15 @@ impl Queue {
     fn modify(&self, mut attr: ibv_qp_attr, set: mask) -> Result<()> {
         // SAFETY: a live queue pair, and attributes of which those that `set` names are set.
         check(unsafe { ibv_modify_qp(self.qp, &mut attr, (mask::IBV_QP_STATE | set).0 as _) })
+    }
+
+    /// Brings the queue pair into the error state: what is posted completes with status 5.
+    ///
+    /// # Errors
+    ///
+    /// The error of `ibv_modify_qp`.
+    pub fn fail(&self) -> Result<()> {
+        self.modify(attributes(ibv_qp_state::IBV_QPS_ERR), mask(0))
     }
 
     /// Posts a receive: the next send of the peer lands in `target`.

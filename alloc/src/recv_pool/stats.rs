@@ -1,0 +1,128 @@
+//! What a pool says of itself: figures, and what went wrong.
+
+use super::PostFailed;
+use core::fmt;
+use rdmalloc_arenas::{KeyError, TakeError};
+
+/// Figures of a pool. What is counted is counted from its beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct RecvStats {
+    /// Receives that are posted now.
+    pub posted: usize,
+    /// Buffers that are ready to be posted.
+    pub ready: usize,
+    /// Buffers that the program has, as `Bytes`; or had, and they were not taken back yet.
+    pub lent: usize,
+    /// Messages received.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Of these messages, how many were copied.
+    pub copied: u64,
+    /// Receives that failed, most of them flushed when a queue pair failed.
+    pub failed: u64,
+    /// How often the pool ran short: no more than [`low`](super::RecvPoolBuilder::low) were posted, and no buffer was to be had.
+    pub short: u64,
+    /// How often nothing at all was posted then: reliable peers wait, datagrams are lost.
+    pub dry: u64,
+    /// How often the heap, below the limit, refused a buffer.
+    pub refused: u64,
+}
+
+/// What a restocking has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct Stock {
+    /// Receives that are posted now.
+    pub posted: u32,
+    /// How many of them this call has posted.
+    pub added: usize,
+    /// How many the depth lacks, and there was no buffer for: the program keeps too many `Bytes`, or the limit is too low. 0 also
+    /// while more than the low mark are posted.
+    pub missing: u32,
+}
+
+/// Not everything that was wanted could be posted.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RestockError {
+    /// The heap has no more buffers, though the pool's limit is not reached.
+    Heap(TakeError),
+    /// The device has not registered a buffer.
+    Key(KeyError),
+    /// A buffer is longer than what the device registers as one.
+    Straddles {
+        /// Its bytes.
+        size: u32,
+    },
+    /// The queue did not take them all.
+    Post(PostFailed),
+}
+
+impl fmt::Display for RestockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Heap(error) => write!(f, "the heap gives no more buffers to receive into: {error}"),
+            Self::Key(error) => write!(f, "a buffer to receive into has no key: {error}"),
+            Self::Straddles { size } => {
+                write!(
+                    f,
+                    "a buffer of {size} bytes is longer than what the device registers at once; take shorter ones"
+                )
+            }
+            Self::Post(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RestockError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Heap(error) => Some(error),
+            Self::Key(error) => Some(error),
+            Self::Straddles { .. } => None,
+            Self::Post(error) => Some(error),
+        }
+    }
+}
+
+/// There is no message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RecvError {
+    /// The receive has failed, with this status (`ibv_wc_status`): 5 when the queue pair had failed, 1 when the message was longer
+    /// than the buffer. Its buffer is ready again.
+    Failed {
+        /// The status.
+        status: u32,
+    },
+    /// No receive is posted under this id: it is not this pool's, or has completed before.
+    NotPosted {
+        /// The id.
+        id: u64,
+    },
+}
+
+impl fmt::Display for RecvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed { status } => {
+                write!(f, "a receive has failed with status {status}")?;
+                match status {
+                    1 => f.write_str(" (the message was longer than the pool's buffers)"),
+                    5 => f.write_str(" (flushed: the queue pair had failed, or was told to)"),
+                    _ => Ok(()),
+                }
+            }
+            Self::NotPosted { id } => {
+                write!(
+                    f,
+                    "no receive of this pool is posted under the id {id:#x}: it is not its, or has completed before"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for RecvError {}

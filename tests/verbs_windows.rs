@@ -6,8 +6,8 @@
 
 use rdmalloc::registrar::verbs::Verbs;
 use rdmalloc::{
-    Access, Buffer, DetachError, Device, ExposeError, Exposed, Heap, OutOfRange, Rdmalloc, WindowKind, Windows,
-    WindowsError,
+    Access, Buffer, DetachError, Device, ExposeError, Exposed, Heap, OutOfRange, Rdmalloc, RemoteSlice, WindowKind,
+    Windows, WindowsError,
 };
 use rdmalloc_tests::rig::{Completion, Depth, Domain, Memory, Queue, Remote, Status, domain_or_skip};
 use std::collections::HashSet;
@@ -110,8 +110,12 @@ fn filled(heap: &Heap, byte: u8, len: usize) -> Buffer {
     buffer
 }
 
+fn reach(RemoteSlice { addr, rkey, .. }: RemoteSlice) -> Remote {
+    Remote { addr, rkey }
+}
+
 fn remote(exposed: &Exposed) -> Remote {
-    Remote { addr: exposed.addr(), rkey: exposed.rkey() }
+    reach(exposed.remote())
 }
 
 #[test]
@@ -166,7 +170,7 @@ fn verbs_a_window_that_is_dropped_or_ended_is_dead_and_the_next_one_is_not_its()
             }
             // The same memory, probably, under another key.
             let next = scene.expose(filled(&scene.heap, 2, 64), Access::REMOTE_WRITE);
-            assert_ne!(next.rkey(), key.rkey);
+            assert_ne!(next.remote().rkey, key.rkey);
             assert_eq!(scene.write(key), Status::REM_ACCESS_ERR);
             assert_eq!(next.end().unwrap()[..], [2; 64]);
             assert_eq!(scene.windows.stats().leaked, 0);
@@ -199,7 +203,7 @@ fn verbs_a_window_gives_its_rights_and_no_more() {
 fn verbs_atomics_reach_a_word_that_the_owner_watches() {
     let Some(scene) = Scene::of(WindowKind::Type2) else { return };
     let exposed = scene.expose(filled(&scene.heap, 0, 64), Access::REMOTE_ATOMIC);
-    let word = Remote { addr: exposed.addr() + 8, rkey: exposed.rkey() };
+    let word = reach(exposed.remote().slice(8..).unwrap());
     for n in 0..3 {
         // SAFETY: the peer's memory lives until the completion.
         unsafe { scene.peer.post_fetch_add(3, scene.memory.sge(0, 8), word, 5) }.unwrap();
@@ -223,7 +227,7 @@ fn verbs_guessed_keys_reach_neither_a_heap_of_windows_nor_the_global_heap() {
     let global = HEAP.attach(Verbs::new(scene.domain.clone())).unwrap();
     let (mine, hidden) = (vec![1u8; 4096], filled(&scene.heap, 1, 4096));
     let exposed = scene.expose(filled(&scene.heap, 1, 64), Access::REMOTE_READ | Access::REMOTE_WRITE);
-    let told = exposed.rkey();
+    let told = exposed.remote().rkey;
     let keys = [global.key(mine.as_ptr()).unwrap(), scene.device.key(hidden.as_ptr()).unwrap()];
     let mut guesses = HashSet::from([0]);
     guesses.extend((0..8).flat_map(|n| [told.wrapping_add(n), told.wrapping_sub(n)]));
@@ -325,7 +329,7 @@ fn verbs_on_a_queue_that_has_failed_buffers_come_back() {
 fn verbs_what_is_under_way_and_forgotten_is_kept_and_counted() {
     let Some(scene) = Scene::of(WindowKind::Type2) else { return };
     let binding = scene.windows.expose(filled(&scene.heap, 1, 64), Access::REMOTE_WRITE, 1).unwrap();
-    let key = Remote { addr: binding.addr(), rkey: binding.rkey() };
+    let key = reach(binding.remote());
     drop(binding);
     done(&scene.own, 1);
     drop(scene.expose(filled(&scene.heap, 2, 128), Access::REMOTE_WRITE).revoke(2).unwrap());
@@ -345,7 +349,7 @@ fn verbs_a_tag_never_comes_again_on_one_window() {
     let (mut buffer, mut seen) = (filled(&scene.heap, 1, 64), HashSet::new());
     for _ in 0..600 {
         let exposed = scene.expose(buffer, Access::REMOTE_READ);
-        seen.insert(exposed.rkey());
+        seen.insert(exposed.remote().rkey);
         buffer = scene.revoke(exposed);
     }
     assert_eq!((seen.len(), scene.windows.stats().made, scene.windows.stats().bound), (600, 3, 600));

@@ -4,6 +4,7 @@ use super::bytes::{Bytes, OutOfRange};
 use super::error::{BindFailed, Kept, NotRevoked};
 use super::{Node, Shared};
 use crate::buffer::Buffer;
+use crate::remote_slice::RemoteSlice;
 use core::fmt;
 use core::mem::{self, ManuallyDrop};
 use core::sync::atomic::Ordering::Relaxed;
@@ -85,10 +86,12 @@ macro_rules! step {
                 held
             }
 
-            /// Where the exposed bytes begin, for the peer's work requests.
+            /// What to tell the peer: where the exposed bytes are, and the window's rkey.
             #[must_use]
-            pub fn addr(&self) -> u64 {
-                self.0.buffer.as_ptr().addr() as u64
+            pub fn remote(&self) -> RemoteSlice {
+                let buffer = &self.0.buffer;
+                let (addr, len) = (buffer.as_ptr().addr() as u64, buffer.len() as u64);
+                RemoteSlice { addr, len, rkey: self.0.node.window.rkey() }
             }
 
             /// How many bytes are exposed; never 0.
@@ -97,21 +100,11 @@ macro_rules! step {
             pub fn len(&self) -> usize {
                 self.0.buffer.len()
             }
-
-            /// By which key the peer reaches them: an integer in host order, as in `ibv_mw`.
-            #[must_use]
-            pub fn rkey(&self) -> u32 {
-                self.0.node.window.rkey()
-            }
         }
 
         impl fmt::Debug for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($type))
-                    .field("addr", &self.addr())
-                    .field("len", &self.len())
-                    .field("rkey", &self.rkey())
-                    .finish()
+                f.debug_tuple(stringify!($type)).field(&self.remote()).finish()
             }
         }
     };
@@ -123,7 +116,7 @@ step!(Revoking);
 
 /// A buffer whose window is being bound: the work request is posted.
 ///
-/// Its [`rkey`](Self::rkey) may be sent to the peer at once, by a work request on the same queue pair: that comes after the bind,
+/// What [`remote`](Self::remote) says may be sent to the peer at once, by a work request on the same queue pair: that comes after the bind,
 /// and not at all if it fails. By other ways only when it is [`bound`](Self::bound).
 ///
 /// Dropping it leaks the buffer, the window and a hold on the device, and counts them

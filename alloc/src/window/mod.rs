@@ -1,4 +1,4 @@
-//! Memory windows: one buffer with an rkey of its own, which is dead once it was revoked. Uses `buffer`, `pool`, the
+//! Memory windows: one buffer with an rkey of its own, which is dead once it was revoked. Uses `buffer`, `pool`, `remote_slice`, the
 //! devices and the window calls of the crate below.
 //!
 //! ```text
@@ -74,10 +74,9 @@ use std::sync::Arc;
 /// let device = heap.attach(Verbs::new(domain.clone()))?;
 /// let windows = Windows::new(device, qp)?; // a connected queue pair of `domain`
 ///
-/// let mut buffer = heap.buffer(4096)?;
-/// buffer.try_extend_from_slice(&[0; 4096])?; // what shall be written is initialised before
+/// let buffer = heap.buffer_zeroed(4096)?; // what shall be written is initialised before
 /// let binding = windows.expose(buffer, Access::REMOTE_WRITE, 1)?;
-/// let (_addr, _len, _rkey) = (binding.addr(), binding.len(), binding.rkey()); // send them to the peer, behind the bind
+/// let _told = binding.remote().to_bytes(); // send it to the peer, behind the bind
 /// // SAFETY: the completion of work request 1 was polled, with this status.
 /// let exposed = unsafe { binding.bound(wait_for(1)) }?;
 /// // ... the peer says that it has written:

@@ -5,10 +5,10 @@
 #![cfg(feature = "verbs")]
 
 use rdma_sys::*;
-use rdmalloc::registrar::verbs::{ProtectionDomain, fixes, rdma_sys};
+use rdmalloc::registrar::verbs::{AsQueuePair, ProtectionDomain, fixes, rdma_sys};
 use std::io::{Error, Result};
 use std::mem::zeroed;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,23 @@ pub const MAX_SGE: u32 = 4;
 
 /// A reliable connected queue pair and its completion queue.
 pub struct Queue {
-    qp: *mut ibv_qp,
-    cq: *mut ibv_cq,
+    qp: NonNull<ibv_qp>,
+    cq: NonNull<ibv_cq>,
     gid: (u8, [u8; 16]),
     port: ibv_port_attr,
     domain: Arc<ProtectionDomain>, // outlives both
+}
+
+// SAFETY: verbs objects may be used from any thread, at once (ibv_alloc_td(3)).
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+// SAFETY: the queue pair is destroyed when the value is dropped, its protection domain and context are closed later.
+unsafe impl AsQueuePair for Queue {
+    fn as_queue_pair(&self) -> NonNull<ibv_qp> {
+        self.qp
+    }
 }
 
 /// What the other end must know to connect.
@@ -52,10 +64,11 @@ impl Queue {
             let (port, gid) = (fixes::query_port(context, PORT)?, gid(context.as_ptr(), domain.device_name())?);
             let cq = some(ibv_create_cq(context.as_ptr(), 2 * DEPTH as i32, null_mut(), null_mut(), 0))?;
             let mut init: ibv_qp_init_attr = zeroed();
-            (init.send_cq, init.recv_cq, init.qp_type) = (cq, cq, ibv_qp_type::IBV_QPT_RC);
+            (init.send_cq, init.recv_cq, init.qp_type) = (cq.as_ptr(), cq.as_ptr(), ibv_qp_type::IBV_QPT_RC);
             (init.cap.max_send_wr, init.cap.max_recv_wr) = (DEPTH, DEPTH);
             (init.cap.max_send_sge, init.cap.max_recv_sge) = (MAX_SGE, MAX_SGE);
-            let qp = some(ibv_create_qp(domain.as_ptr(), &mut init)).inspect_err(|_| _ = ibv_destroy_cq(cq))?;
+            let qp =
+                some(ibv_create_qp(domain.as_ptr(), &mut init)).inspect_err(|_| _ = ibv_destroy_cq(cq.as_ptr()))?;
             let queue = Queue { qp, cq, gid, port, domain: Arc::clone(domain) };
             let mut attr: ibv_qp_attr = zeroed();
             (attr.qp_state, attr.port_num) = (ibv_qp_state::IBV_QPS_INIT, PORT);
@@ -82,7 +95,7 @@ impl Queue {
     /// What the other end must know.
     pub fn address(&self) -> Address {
         // SAFETY: the queue pair lives.
-        Address { qpn: unsafe { (*self.qp).qp_num }, lid: self.port.lid, gid: self.gid.1 }
+        Address { qpn: unsafe { self.qp.as_ref().qp_num }, lid: self.port.lid, gid: self.gid.1 }
     }
 
     /// Connects to the other end, which has to do so as well.
@@ -109,7 +122,7 @@ impl Queue {
 
     /// The queue pair. It lives as long as this value.
     pub fn qp(&self) -> *mut ibv_qp {
-        self.qp
+        self.qp.as_ptr()
     }
 
     /// Waits for the next completion: at most ten seconds, and awake, as a program does that has a core for it.
@@ -123,7 +136,7 @@ impl Queue {
             // SAFETY: integers, for which zeros are valid.
             let mut wc: ibv_wc = unsafe { zeroed() };
             // SAFETY: the completion queue lives, and there is room for one.
-            match unsafe { ibv_poll_cq(self.cq, 1, &mut wc) } {
+            match unsafe { ibv_poll_cq(self.cq.as_ptr(), 1, &mut wc) } {
                 0 => std::thread::yield_now(),
                 1 if wc.status == ibv_wc_status::IBV_WC_SUCCESS => return Ok(wc),
                 1 => return Err(Error::other(format!("work request {:#x} ended with status {}", wc.wr_id, wc.status))),
@@ -135,7 +148,7 @@ impl Queue {
 
     fn modify(&self, attr: &mut ibv_qp_attr, set: ibv_qp_attr_mask) -> Result<()> {
         // SAFETY: the queue pair lives; what `set` names is set, and the rest is zero.
-        match unsafe { ibv_modify_qp(self.qp, attr, (ibv_qp_attr_mask::IBV_QP_STATE | set).0 as i32) } {
+        match unsafe { ibv_modify_qp(self.qp.as_ptr(), attr, (ibv_qp_attr_mask::IBV_QP_STATE | set).0 as i32) } {
             0 => Ok(()),
             errno => Err(Error::from_raw_os_error(errno)),
         }
@@ -145,7 +158,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         // SAFETY: both were made in `new`, and nobody else destroys them; the queue pair first, as it uses the other.
-        unsafe { _ = (ibv_destroy_qp(self.qp), ibv_destroy_cq(self.cq)) };
+        unsafe { _ = (ibv_destroy_qp(self.qp.as_ptr()), ibv_destroy_cq(self.cq.as_ptr())) };
         let _ = &self.domain; // goes after this
     }
 }
@@ -173,6 +186,6 @@ unsafe fn gid(context: *mut ibv_context, device: &str) -> Result<(u8, [u8; 16])>
     }
 }
 
-fn some<T>(pointer: *mut T) -> Result<*mut T> {
-    if pointer.is_null() { Err(Error::last_os_error()) } else { Ok(pointer) }
+fn some<T>(pointer: *mut T) -> Result<NonNull<T>> {
+    NonNull::new(pointer).ok_or_else(Error::last_os_error)
 }

@@ -119,12 +119,12 @@ fn read_block(file: &File, buffer: &mut Buffer, offset: usize) -> io::Result<()>
     let room = &mut buffer.spare_capacity_mut()[..BLOCK];
     // SAFETY: the room is the buffer's, and so long.
     let read = unsafe { libc::pread(file.as_raw_fd(), room.as_mut_ptr().cast(), BLOCK, offset as i64) };
-    match read {
-        -1 => Err(Error::last_os_error()),
-        // SAFETY: the system has written all of the room.
-        all if all as usize == BLOCK => Ok(unsafe { buffer.set_len(BLOCK) }),
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    if read != BLOCK as isize {
+        return Err(if read < 0 { Error::last_os_error() } else { io::ErrorKind::UnexpectedEof.into() });
     }
+    // SAFETY: the system has written all of the room.
+    unsafe { buffer.set_len(BLOCK) };
+    Ok(())
 }
 
 /// Posts an RDMA write or read.

@@ -49,6 +49,7 @@
 // gather   messages of many pieces
 // limits   what a heap may have registered
 // recv_pool   keeps a receive queue stocked with buffers
+// memory   what memory its arenas have
 // window   memory windows: buffers with an rkey of their own (verbs)
 //
 // bytes_like is what types that are bytes have in common.
@@ -68,6 +69,7 @@ mod limits;
 mod loan;
 mod maintain;
 mod misuse;
+mod memory;
 #[cfg(test)]
 mod model;
 mod phase;
@@ -89,6 +91,7 @@ pub use gather::{Gather, GatherError, Gathered, Gathering};
 pub use global::Rdmalloc;
 pub use maintain::{MaintainError, Maintained, Maintainer, Maintenance};
 pub use pool::{BuildError, Builder, Heap};
+pub use rdmalloc_arenas::{Fallback, Pages, Resident};
 pub use rdmalloc_arenas::{
     Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, Clock, DetachError, Device, DeviceStats, Event,
     Failures, Flight, Flights, FlyError, Grounded, Hold, HoldError, IdError, KeyError, Keys, Limits, MAX_DEVICES,

@@ -5,6 +5,7 @@ use crate::global::FIRST_HEAP_TAG;
 use crate::heap::Core;
 use crate::limits::Limited;
 use crate::maintain::{MaintainError, Maintainer, Maintenance};
+use crate::memory::Memory;
 use crate::places::{self, Left};
 use crate::slab::{self, Slab};
 use crate::stats::{Stats, Trimmed};
@@ -60,6 +61,7 @@ pub struct Builder {
     access: Access,
     pub(crate) limited: Limited,
     retention: Retention,
+    pub(crate) memory: Memory,
 }
 
 /// Why a heap could not be made.
@@ -135,6 +137,7 @@ impl Builder {
             let core = unsafe { &*place };
             self.limited.apply(&core.arenas);
             core.arenas.set_retention(self.retention);
+            self.memory.apply(&core.arenas);
             core.handles.store(1, Relaxed);
             core.phase.open();
             slot.store(place, Release);
@@ -147,7 +150,8 @@ impl Builder {
 impl Heap {
     /// Begins a new heap.
     pub fn builder() -> Builder {
-        Builder { access: Access::default(), limited: Limited::default(), retention: Retention::new() }
+        let (limited, memory) = Default::default();
+        Builder { access: Access::default(), limited, retention: Retention::new(), memory }
     }
 
     /// What devices and peers may do with the heap's memory.

@@ -121,6 +121,10 @@ impl Stats {
         if arenas.unregistered_arenas > 0 {
             row(f, "unregistered", arenas.unregistered_bytes, format_args!("{} arenas", arenas.unregistered_arenas))?;
         }
+        if arenas.hugetlb_bytes > 0 || arenas.fallen_back_arenas > 0 {
+            let rest = format_args!("{} arenas have other pages than asked for", arenas.fallen_back_arenas);
+            row(f, "hugetlb", arenas.hugetlb_bytes, rest)?;
+        }
         if arenas.stuck_arenas > 0 {
             row(f, "stuck", arenas.stuck_bytes, format_args!("{} arenas, kept for ever", arenas.stuck_arenas))?;
         }

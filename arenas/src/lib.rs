@@ -7,6 +7,7 @@
 //! os         the system calls
 //! sync       atomics and locks; what the models swap
 //! parallel   some jobs at once
+//! pages      what pages memory has
 //! table      flat tables beside the region
 //! region     the address range; address <-> slice and chunk
 //! links      links of free blocks, outside the blocks
@@ -40,6 +41,7 @@ mod links;
 mod marks;
 mod name;
 mod os;
+mod pages;
 mod parallel;
 mod refusal;
 mod region;
@@ -65,6 +67,9 @@ pub use links::{LINK_UNIT, link_of};
 pub use marks::{MARK_UNIT, mark_of};
 pub use name::Name;
 pub use os::Memlock;
+#[doc(hidden)]
+pub use os::pretend_page_size;
+pub use pages::{Fallback, Pages, Resident};
 pub use parallel::Helper;
 pub use refusal::Refusal;
 pub use region::{CHUNK, CHUNK_SHIFT, SLICE, SLICE_META, SLICE_SHIFT, SLICES_PER_CHUNK, SliceMeta, meta_of, slice_of};

@@ -1,15 +1,18 @@
-//! The system calls of this crate: all of them, and nothing else. Uses nothing below it.
+//! The system calls of this crate: all of them, and nothing else. Uses nothing below it; `pages` has those about pages.
 //!
 //! Nothing here allocates: these run inside an allocator.
+
+mod pages;
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use core::time::Duration;
+pub use pages::pretend_page_size;
+pub(crate) use pages::{Advice, NotLarge, advise, open_large, page_size, populate};
+use pages::{debug_assert_whole_pages, kernel_page_size};
 use std::io;
 
-/// Since Linux 5.14: faults pages in as a write would, contents kept.
-const MADV_POPULATE_WRITE: c_int = 23;
 /// `CAP_IPC_LOCK`, from `linux/capability.h`.
 const CAP_IPC_LOCK: u32 = 14;
 
@@ -22,19 +25,13 @@ pub(crate) enum Reserve {
     Zeros,
 }
 
-/// The size of a base page in bytes, asked once.
-pub(crate) fn page_size() -> usize {
-    // SAFETY: sysconf has no preconditions.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
-}
-
 /// Reserves `len` bytes of address space, aligned to `align` (a power of two, a multiple of the page).
 ///
 /// A private mapping that cannot be written is charged nowhere: neither by overcommit mode 2 nor by `ulimit -d`
 /// (`mm/mmap.c`, `accountable_mapping` and `is_data_mapping`).
 pub(crate) fn reserve(len: usize, align: usize, how: Reserve) -> io::Result<*mut u8> {
-    let page = page_size();
+    let page = kernel_page_size();
+    debug_assert!(len.is_multiple_of(page_size()));
     let padded =
         len.checked_add(align.saturating_sub(page)).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
     let access = if how == Reserve::Nothing { libc::PROT_NONE } else { libc::PROT_READ };
@@ -69,6 +66,7 @@ fn check(result: c_int) -> io::Result<()> {
 ///
 /// The range is page-aligned and lies in a reservation of [`reserve`].
 pub(crate) unsafe fn open(start: *mut u8, len: usize) -> io::Result<()> {
+    debug_assert_whole_pages(start, len);
     // SAFETY: the caller's range is ours; giving rights takes nothing away from anybody.
     check(unsafe { libc::mprotect(start.cast(), len, libc::PROT_READ | libc::PROT_WRITE) })
 }
@@ -81,6 +79,7 @@ pub(crate) unsafe fn open(start: *mut u8, len: usize) -> io::Result<()> {
 ///
 /// The range is page-aligned, lies in a reservation, holds nothing that anybody will touch, and no device reaches it.
 pub(crate) unsafe fn close(start: *mut u8, len: usize) -> io::Result<()> {
+    debug_assert_whole_pages(start, len);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: MAP_FIXED replaces only the caller's range, which nobody uses.
     let at = unsafe { libc::mmap(start.cast(), len, libc::PROT_NONE, flags, -1, 0) };
@@ -94,21 +93,9 @@ pub(crate) unsafe fn close(start: *mut u8, len: usize) -> io::Result<()> {
 /// The range is page-aligned, writable, free, and pinned by nobody: on pinned pages this would part the program's view
 /// from the device's.
 pub(crate) unsafe fn purge(start: *mut u8, len: usize) -> io::Result<()> {
+    debug_assert_whole_pages(start, len);
     // SAFETY: the caller owns the content, which may go.
     check(unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) })
-}
-
-/// Asks for huge pages and faults the range in, before it is pinned. Both are wishes: pinning faults in what is not there.
-///
-/// # Safety
-///
-/// The range is page-aligned and writable, in a reservation of ours.
-pub(crate) unsafe fn prefault(start: *mut u8, len: usize) {
-    // SAFETY: neither advice changes what the program sees in the range.
-    unsafe {
-        libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
-        libc::madvise(start.cast(), len, MADV_POPULATE_WRITE);
-    }
 }
 
 /// Makes a range read as zeros in children of `fork` (Linux 4.14). Where the kernel cannot, the range is as in the parent.

@@ -13,6 +13,7 @@ mod ledger;
 mod null;
 #[cfg(feature = "verbs")]
 pub mod rig;
+mod setting;
 mod trace;
 mod under_limit;
 
@@ -23,6 +24,7 @@ pub use garden::{Churn, Garden};
 pub use ledger::Ledger;
 pub use null::Null;
 use rdmalloc_arenas::{Access, Registered, Registrar};
+pub use setting::Setting;
 use std::io;
 use std::ops::Range;
 pub use trace::Trace;

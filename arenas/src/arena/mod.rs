@@ -6,6 +6,7 @@
 
 mod word;
 
+use crate::pages::{Fallback, Pages};
 use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
 use crate::sync::Lock;
 use crate::table::{Entry, Table};
@@ -50,6 +51,9 @@ pub(crate) struct Arena {
     pub(crate) next: AtomicU32,
     /// Whose arena it is.
     tag: AtomicU32,
+    /// What pages it has, as a number of [`Pages`], and why, as one of [`Fallback`]. Written when it is opened.
+    pages: AtomicU32,
+    fallback: AtomicU32,
     /// Whether it shall run empty: a hint for those who choose an arena.
     pub(crate) draining: AtomicBool,
 }
@@ -98,6 +102,17 @@ impl Arena {
         arena.free.store(arena.slices(), Relaxed);
         arena.longest.store(arena.slices(), Relaxed);
         Ok(arena)
+    }
+
+    /// What pages it has, and why it has no others.
+    pub(crate) fn pages(&self) -> (Pages, Option<Fallback>) {
+        (Pages::from_number(self.pages.load(Relaxed) as u8), Fallback::from_number(self.fallback.load(Relaxed)))
+    }
+
+    /// Sets what it has. By who opens it.
+    pub(crate) fn set_pages(&self, pages: Pages, fallback: Option<Fallback>) {
+        self.pages.store(pages as u32, Relaxed);
+        self.fallback.store(Fallback::number(fallback), Relaxed);
     }
 
     /// Makes it longer by so many chunks, which are open. Under the heap's role.

@@ -1,6 +1,7 @@
 //! Devices come: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role. Devices go in `detach`.
 
 use super::Policy;
+use super::memory::is_purgeable;
 use super::{Arenas, Role, arenas};
 use crate::arena::{Arena, State};
 use crate::device::{Device, Slotted};
@@ -35,6 +36,11 @@ impl Attached {
     /// What registering so many bytes with the device takes.
     pub(super) fn amount(&self, bytes: usize) -> Amount {
         Amount::new(bytes, bytes.div_ceil(self.piece))
+    }
+
+    /// The longest piece in which it registers memory, in bytes: a power of two.
+    pub(super) fn piece(&self) -> usize {
+        self.piece
     }
 
     /// What the device takes at most, of all heaps together.
@@ -73,7 +79,7 @@ fn piece_length(max_len: u64) -> usize {
 
 /// Lets an arena be purged again, once no device has it.
 pub(super) fn unpin_if_unregistered(arena: &Arena) {
-    if arena.registered.load(Relaxed) == 0 && !arena.word.is_kept() {
+    if arena.registered.load(Relaxed) == 0 && !arena.word.is_kept() && is_purgeable(arena) {
         arena.word.unpin();
     }
 }

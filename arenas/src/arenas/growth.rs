@@ -5,7 +5,7 @@
 
 use super::{Arenas, crosses_piece};
 use crate::arena::{Arena, State};
-use crate::os;
+use crate::pages;
 use crate::region::{CHUNK, Region, SLICE, SLICES_PER_CHUNK};
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -35,9 +35,9 @@ impl Arenas {
             let more = run.end..more.max(run.end);
             if !more.is_empty() {
                 region.extend_run(run.clone(), more.len())?;
+                let at = region.slice_address(more.start * SLICES_PER_CHUNK);
                 // SAFETY: the chunks were just taken: they lie in the region, are closed, and nobody else has them.
-                if unsafe { os::open(region.slice_address(more.start * SLICES_PER_CHUNK), more.len() * CHUNK) }.is_err()
-                {
+                if unsafe { pages::open_base(at, more.len() * CHUNK, arena.pages().0) }.is_err() {
                     region.shorten_run(run, more);
                     return None;
                 }

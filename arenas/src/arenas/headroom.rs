@@ -118,8 +118,9 @@ impl Arenas {
 
     /// Opens an arena of the usual size, all devices willing, or none.
     fn open_ahead(&self, region: &Region, role: &mut Role) -> Result<(), TakeError> {
-        let bytes = self.next_size(region, role);
-        self.open_exactly(region, role, bytes, 1, Policy::Require)
+        let size = self.next_size(region, role);
+        let (bytes, align) = self.in_whole_pages(region, role, size, 0, 1);
+        self.open_exactly(region, role, bytes, align, Policy::Require)
     }
 
     /// Whether the headroom does without an empty arena. `free`: what is free in registered arenas.

@@ -4,6 +4,7 @@ use super::counts::{Failures, Refusals, Times};
 use super::{Arenas, arenas};
 use crate::arena::{Arena, State};
 use crate::device::Device;
+use crate::pages::{Fallback, Pages, Resident};
 use crate::region::{Region, SLICE};
 use crate::registrar::Keys;
 use core::ops::Range;
@@ -60,6 +61,10 @@ pub struct ArenaStats {
     pub closing: Times,
     /// Bytes given back to the kernel by purging since the start.
     pub purged_bytes: u64,
+    /// Of the open bytes, those in pages of the hugetlb pool.
+    pub hugetlb_bytes: usize,
+    /// Of the open arenas, those that should have had pages of the hugetlb pool, or larger ones: why not, `arenas()` tells.
+    pub fallen_back_arenas: usize,
 }
 
 /// One arena, for those who look.
@@ -74,8 +79,23 @@ pub struct ArenaInfo {
     pub spans: usize,
     /// Bytes in these spans.
     pub taken_bytes: usize,
+    /// What pages it has.
+    pub pages: Pages,
+    /// Why it has not those that the heap asked for when it was opened, if it has not.
+    pub fallback: Option<Fallback>,
     /// Its keys on each device that has it registered; of its first piece where there are several.
     pub keys: Vec<(Device, Keys)>,
+}
+
+impl ArenaInfo {
+    /// What the kernel says is there: how much of it is in memory, and in huge pages.
+    ///
+    /// # Errors
+    ///
+    /// As [`Resident::now`].
+    pub fn resident(&self) -> std::io::Result<Resident> {
+        Resident::now(&self.memory)
+    }
 }
 
 impl Arenas {
@@ -115,6 +135,9 @@ impl Arenas {
                 stats.retained_arenas += 1;
                 stats.retained_bytes += arena.len();
             }
+            let (pages, fallback) = arena.pages();
+            stats.hugetlb_bytes += if pages.is_hugetlb() { arena.len() } else { 0 };
+            stats.fallen_back_arenas += usize::from(fallback.is_some());
             if !self.is_registered(arena) {
                 stats.unregistered_arenas += 1;
                 stats.unregistered_bytes += arena.len();
@@ -140,6 +163,8 @@ impl Arenas {
                 state: arena.word.state(),
                 spans: arena.word.live_spans(),
                 taken_bytes: arena.taken_slices() * SLICE,
+                pages: arena.pages().0,
+                fallback: arena.pages().1,
                 keys: devices.iter().filter_map(keys).collect(),
                 memory,
             });

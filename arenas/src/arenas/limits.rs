@@ -12,7 +12,7 @@ use crate::error::RegisterError;
 use crate::held::{Amount, Budget, Held, Over};
 use crate::os;
 use crate::refusal::Refusal;
-use crate::region::{Region, SLICES_PER_CHUNK};
+use crate::region::Region;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use crossbeam_utils::Backoff;
@@ -243,9 +243,7 @@ impl Arenas {
         let backoff = Backoff::new();
         arena.word.pin(|| backoff.snooze());
         if self.is_to_be_faulted_in(attached, arena.len()) {
-            let first = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
-            // SAFETY: a live arena is writable, and stays open: closing needs the role.
-            unsafe { os::prefault(first, arena.len()) };
+            self.prefault(region, arena);
         }
     }
 

@@ -18,6 +18,7 @@ mod growth;
 mod headroom;
 mod info;
 mod limits;
+mod memory;
 mod notice;
 mod placement;
 mod purge;
@@ -45,6 +46,7 @@ use headroom::Headroom;
 pub use info::{ArenaInfo, ArenaStats};
 use limits::Counted;
 pub use limits::{CaughtUp, Policy};
+use memory::{NoMemory, is_purgeable};
 use notice::Notices;
 pub use notice::{Event, Listener};
 pub use retain::{Clock, Retention};
@@ -280,7 +282,8 @@ impl Arenas {
         self.retire(role);
         self.make_way(role, size.max(needed));
         let policy = self.policy();
-        let mut result = self.open_exactly(region, role, size.max(needed), align, policy);
+        let (size, whole) = self.in_whole_pages(region, role, size, needed, align);
+        let mut result = self.open_exactly(region, role, size, whole, policy);
         // Rather a small arena than none, and rather none in reserve.
         if result.is_err() && needed < size {
             result = self.open_exactly(region, role, needed, align, policy);
@@ -340,18 +343,19 @@ impl Arenas {
                 return Err(no_memory(source));
             }
         };
-        let start = region.slice_address(first * SLICES_PER_CHUNK);
         // SAFETY: the run was just taken: it lies in the region, is closed, and nobody else has it.
-        if let Err(source) = unsafe { os::open(start, bytes) } {
-            arena.word.end_open(State::Vacant, false);
-            region.give_run(run);
-            return Err(no_memory(source));
-        }
-        // Not for memory that nobody will register.
-        let some = |attached: &Attached| self.is_to_be_faulted_in(attached, bytes);
-        if role.attached.iter().any(some) && !os::is_forked_child() {
-            // SAFETY: just opened, so it is writable.
-            unsafe { os::prefault(start, bytes) };
+        match unsafe { self.open_memory(region, role, arena) } {
+            Ok(()) => {}
+            Err(NoMemory::Refused(source)) => {
+                arena.word.end_open(State::Vacant, false);
+                region.give_run(run);
+                return Err(no_memory(source));
+            }
+            Err(NoMemory::Lost(source)) => {
+                arena.word.end_open(State::Stuck, false);
+                drop(self.link(arena));
+                return Err(no_memory(source));
+            }
         }
         if let Err(error) = self.register_everywhere(region, role, arena, policy) {
             if !self.end(region, role, arena, State::Opening) {
@@ -361,7 +365,7 @@ impl Arenas {
         }
         self.open.fetch_add(bytes, Relaxed);
         arena.empty_since.store(self.now(), Relaxed);
-        let pinned = arena.registered.load(Relaxed) != 0;
+        let pinned = arena.registered.load(Relaxed) != 0 || !is_purgeable(arena);
         let mut list = self.link(arena);
         // Before the list is released: whoever sees the new count finds the arena Live.
         list.opened += 1;

@@ -4,6 +4,7 @@
 
 use super::limits::Policy;
 use super::retain::Clock;
+use crate::pages::Pages;
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::OnceLock;
 
@@ -24,6 +25,8 @@ pub(super) struct Settings {
     pub(super) soft_limit: AtomicU64,
     /// A [`Policy`], as a number.
     pub(super) policy: AtomicU8,
+    /// [`Pages`], as a number.
+    pub(super) pages: AtomicU8,
 }
 
 impl Settings {
@@ -37,6 +40,7 @@ impl Settings {
             budget_registrations: AtomicU64::new(u64::MAX),
             soft_limit: AtomicU64::new(u64::MAX),
             policy: AtomicU8::new(policy as u8),
+            pages: AtomicU8::new(Pages::Transparent as u8),
         }
     }
 }

@@ -91,7 +91,6 @@ pub use gather::{Gather, GatherError, Gathered, Gathering};
 pub use global::Rdmalloc;
 pub use maintain::{MaintainError, Maintained, Maintainer, Maintenance};
 pub use pool::{BuildError, Builder, Heap};
-pub use rdmalloc_arenas::{Fallback, Pages, Resident};
 pub use rdmalloc_arenas::{
     Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, Clock, DetachError, Device, DeviceStats, Event,
     Failures, Flight, Flights, FlyError, Grounded, Hold, HoldError, IdError, KeyError, Keys, Limits, MAX_DEVICES,
@@ -104,6 +103,7 @@ pub use recv_pool::{
 };
 #[cfg(feature = "verbs")]
 pub use recv_pool::{RecvQueue, SharedRecvQueue};
+pub use rdmalloc_arenas::{Fallback, Node, Pages, Placed, Resident};
 pub use remote_slice::{NotARemoteSlice, RemoteError, RemoteRangeError, RemoteSlice};
 pub use shared::SharedBuffer;
 pub use stats::{Stats, Trimmed};

@@ -2,19 +2,21 @@
 
 use crate::global::GLOBAL;
 use crate::pool::Builder;
-use crate::{Heap, Pages, Rdmalloc};
+use crate::{Heap, Node, Pages, Rdmalloc};
 use rdmalloc_arenas::Arenas;
 
 /// What is set before a heap is made.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Memory {
     pages: Pages,
+    node: Node,
 }
 
 impl Memory {
     /// Sets it for a new heap.
     pub(crate) fn apply(self, arenas: &Arenas) {
         arenas.set_pages(self.pages);
+        arenas.set_node(self.node);
     }
 }
 
@@ -41,6 +43,24 @@ impl Builder {
         self.memory.pages = pages;
         self
     }
+
+    /// From which memory node the heap's memory is taken; [`Node::Any`] unless said.
+    ///
+    /// ```
+    /// use rdmalloc::{Heap, Node, Placed};
+    ///
+    /// let heap = Heap::builder().node(Node::Fixed(0)).build()?;
+    /// let buffer = heap.buffer(64 << 10)?;
+    /// match heap.arenas()[0].placed {
+    ///     Placed::On(node) => assert_eq!(node, 0),
+    ///     elsewhere => println!("{elsewhere}"),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn node(mut self, node: Node) -> Builder {
+        self.memory.node = node;
+        self
+    }
 }
 
 macro_rules! memory {
@@ -50,6 +70,18 @@ macro_rules! memory {
             /// [`Builder::pages`](crate::Builder::pages).
             pub fn set_pages(&self, pages: Pages) {
                 $core(self).arenas.set_pages(pages);
+            }
+
+            /// Sets from which memory node arenas get their memory that are opened from now on. With [`Node::OfDevice`], those
+            /// that are open are moved when the heap's first device is attached.
+            pub fn set_node(&self, node: Node) {
+                $core(self).arenas.set_node(node);
+            }
+
+            /// From which memory node arenas get their memory.
+            #[must_use]
+            pub fn node(&self) -> Node {
+                $core(self).arenas.node()
             }
 
             /// What pages arenas get.

@@ -7,6 +7,7 @@
 //! os         the system calls
 //! sync       atomics and locks; what the models swap
 //! parallel   some jobs at once
+//! numa       on which memory nodes it lies
 //! pages      what pages memory has
 //! table      flat tables beside the region
 //! region     the address range; address <-> slice and chunk
@@ -40,6 +41,7 @@ mod links;
 #[cfg(feature = "hardened")]
 mod marks;
 mod name;
+mod numa;
 mod os;
 mod pages;
 mod parallel;
@@ -66,6 +68,7 @@ pub use links::{LINK_UNIT, link_of};
 #[cfg(feature = "hardened")]
 pub use marks::{MARK_UNIT, mark_of};
 pub use name::Name;
+pub use numa::{Node, Placed};
 pub use os::Memlock;
 #[doc(hidden)]
 pub use os::pretend_page_size;

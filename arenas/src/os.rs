@@ -1,16 +1,19 @@
-//! The system calls of this crate: all of them, and nothing else. Uses nothing below it; `pages` has those about pages.
+//! The system calls of this crate: all of them, and nothing else. Uses nothing below it; `pages` and `numa` have those about pages and
+//! nodes.
 //!
 //! Nothing here allocates: these run inside an allocator.
 
+mod numa;
 mod pages;
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use core::time::Duration;
+pub(crate) use numa::{nodes_of, prefer_node};
+use pages::debug_assert_whole_pages;
 pub use pages::pretend_page_size;
-pub(crate) use pages::{Advice, NotLarge, advise, open_large, page_size, populate};
-use pages::{debug_assert_whole_pages, kernel_page_size};
+pub(crate) use pages::{Advice, NotLarge, advise, kernel_page_size, open_large, page_size, populate};
 use std::io;
 
 /// `CAP_IPC_LOCK`, from `linux/capability.h`.

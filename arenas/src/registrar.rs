@@ -124,6 +124,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         self.is_memlocked().then(Memlock::now)
     }
 
+    /// The memory node to which the device is near, where it is known; asked when it is attached. See
+    /// [`Node::OfDevice`](crate::Node).
+    fn node(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether children of `fork` no longer have memory once it is registered here (the verbs library marks it DONTFORK when
     /// `ibv_fork_init` was called on a kernel older than 5.12). A heap that children need must not be registered then.
     fn hides_memory_from_children(&self) -> bool {

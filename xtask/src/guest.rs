@@ -28,6 +28,10 @@ pub struct Guest {
     pub memory: String,
     /// Its processors.
     pub cpus: u32,
+    /// Its memory nodes, among which memory and processors are divided; 0: it knows none.
+    pub nodes: u32,
+    /// Pages of 1 GiB that its kernel sets aside while it boots; later there may be none in one piece.
+    pub gib_pages: u32,
     /// Whether the command runs without `CAP_IPC_LOCK`, so that the 8 MiB limit on locked memory binds even root.
     pub user_limits: bool,
     /// Folders of the host that it may write to, besides the target folder.
@@ -42,6 +46,8 @@ impl Default for Guest {
             kernel: Kernel::Stable,
             memory: "4G".into(),
             cpus: 2,
+            nodes: 0,
+            gib_pages: 0,
             user_limits: false,
             writable: Vec::new(),
             timeout: Duration::from_secs(900),
@@ -212,6 +218,12 @@ impl Run<'_> {
             Accelerator::Emulation => ["-accel", "tcg,thread=multi", "-cpu", "max"],
         });
         qemu.args(["-M", "q35", "-m", &guest.memory, "-smp", &guest.cpus.to_string()]);
+        for node in 0..guest.nodes {
+            let mib = mebibytes(&guest.memory) / u64::from(guest.nodes);
+            qemu.arg("-object").arg(format!("memory-backend-ram,id=memory{node},size={mib}M"));
+            let cpus = (node..guest.cpus).step_by(guest.nodes as usize).map(|cpu| format!(",cpus={cpu}"));
+            qemu.arg("-numa").arg(format!("node,nodeid={node},memdev=memory{node}{}", cpus.collect::<String>()));
+        }
         qemu.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(folder.join("initramfs"));
         let mut hex = String::new();
         for byte in folder.as_os_str().as_bytes() {
@@ -219,7 +231,11 @@ impl Run<'_> {
         }
         // Mitigations mean a flush of all translations per system call, which emulation pays dearly for.
         let line = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check random.trust_cpu=on";
-        qemu.arg("-append").arg(format!("{line} xtask.run={hex}"));
+        let pages = match guest.gib_pages {
+            0 => String::new(),
+            count => format!("hugepagesz=1G hugepages={count} "),
+        };
+        qemu.arg("-append").arg(format!("{line} {pages}xtask.run={hex}"));
         qemu.arg("-serial").arg(option("file:", &folder.join("console"), ""));
         qemu.args(["-device", "virtio-serial-pci"]);
         for (name, descriptor) in [("out", "1"), ("err", "2")] {
@@ -261,6 +277,12 @@ fn script(command: &[OsString], user_limits: bool, accelerator: Accelerator) -> 
     }
     script.push(b'\n');
     Ok(script)
+}
+
+/// A size as QEMU takes it (`512M`, `4G`), in MiB.
+fn mebibytes(size: &str) -> u64 {
+    let number = |digits: &str| digits.parse().unwrap_or(0);
+    size.strip_suffix('G').map_or_else(|| number(size.trim_end_matches('M')), |digits| number(digits) << 10)
 }
 
 /// The variables of the host that the command sees.
@@ -322,6 +344,11 @@ mod tests {
     #[test]
     fn a_comma_in_a_path_does_not_end_the_option() {
         assert_eq!(option("file:", Path::new("/a,b/c"), ",x=1"), "file:/a,,b/c,x=1");
+    }
+
+    #[test]
+    fn sizes_are_read_as_qemu_reads_them() {
+        assert_eq!((mebibytes("512M"), mebibytes("4G")), (512, 4096));
     }
 
     #[test]

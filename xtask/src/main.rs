@@ -96,7 +96,8 @@ this machine's verbs device if there is one, else in a guest with soft-RoCE.
 const TEST: &str = "\
 cargo xtask test [--host-only] [--kernel stable|backports|both] [--only NAME]
 
-Formatting, clippy, documentation, then all tests on this machine, then those that need verbs in a guest with soft-RoCE.
+Formatting, clippy, documentation, then all tests on this machine, then those that need verbs in a guest with soft-RoCE;
+of these, those with `numa` or `gib_pages` in their name in one with two memory nodes and a page of 1 GiB.
 The last line counts: N passed, N failed, N skipped. The exit status is 1 if any failed.
 
     --host-only   no guest: tests that need a verbs device are skipped, unless this machine has one
@@ -130,6 +131,8 @@ KVM nor a terminal nor an installed kernel; the kernel is fetched once, into tar
     --kernel stable|backports   the distribution's kernel (the default), or that of Debian 13's backports
     --memory SIZE               4G if not given
     --cpus N                    2 if not given
+    --numa N                    with N memory nodes, among which memory and processors are divided
+    --gib-pages N               N pages of 1 GiB in its hugetlb pool, set aside while it boots
     --user-limits               without CAP_IPC_LOCK, so that the limit on locked memory (8 MiB) binds the command
     --write FOLDER              one more folder of this machine that the guest may write to
     --timeout SECONDS           when the guest is killed, with exit status 124; 900 if not given
@@ -176,7 +179,7 @@ fn bench(args: &[OsString]) -> Result<i32> {
 }
 
 fn vm(args: &[OsString]) -> Result<i32> {
-    let valued = ["--kernel", "--memory", "--cpus", "--write", "--timeout"];
+    let valued = ["--kernel", "--memory", "--cpus", "--numa", "--gib-pages", "--write", "--timeout"];
     let args = Args::read(args, &["--user-limits"], &valued)?;
     let mut guest = Guest { user_limits: args.has("--user-limits"), ..Guest::default() };
     if let Some(name) = args.last("--kernel") {
@@ -190,6 +193,8 @@ fn vm(args: &[OsString]) -> Result<i32> {
         guest.memory = size.into();
     }
     guest.cpus = args.number("--cpus")?.unwrap_or(guest.cpus);
+    guest.nodes = args.number("--numa")?.unwrap_or(guest.nodes);
+    guest.gib_pages = args.number("--gib-pages")?.unwrap_or(guest.gib_pages);
     if let Some(seconds) = args.number("--timeout")? {
         guest.timeout = Duration::from_secs(seconds.into());
     }

@@ -58,9 +58,15 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<(String, bool)> {
     if !programs.is_empty() {
         doc_tests(&cargo, options.only.as_deref(), &mut tally)?;
     }
-    if !for_guest.is_empty() {
-        for &kernel in &options.kernels {
-            if let Err(error) = in_guest(workspace, kernel, &for_guest, &mut tally) {
+    for &kernel in &options.kernels {
+        for rare in [false, true] {
+            let chosen = on_machine(&for_guest, rare);
+            if chosen.is_empty() {
+                continue;
+            }
+            let (nodes, gib_pages) = if rare { (2, 1) } else { (0, 0) };
+            let guest = Guest { kernel, nodes, gib_pages, timeout: Duration::from_secs(1200), ..Guest::default() };
+            if let Err(error) = in_guest(workspace, &guest, &chosen, &mut tally) {
                 eprintln!("{error}");
                 tally.record(&format!("the guest with the {} kernel", kernel.name()), Outcome::Failed);
             }
@@ -201,15 +207,25 @@ fn show(ended: Option<(String, Outcome)>) {
     }
 }
 
+/// Those of the tests that need a machine with several memory nodes or pages of 1 GiB, or the others.
+fn on_machine<'a>(tests: &[(&'a Executable, Vec<String>)], rare: bool) -> Vec<(&'a Executable, Vec<String>)> {
+    let is_rare = |name: &str| ["numa", "gib_pages"].iter().any(|word| name.contains(word));
+    let chosen = tests.iter().map(|(program, names)| {
+        let whole = is_rare(&program.name);
+        (*program, names.iter().filter(|name| (whole || is_rare(name)) == rare).cloned().collect::<Vec<_>>())
+    });
+    chosen.filter(|(_, names)| !names.is_empty()).collect()
+}
+
 /// Runs the chosen tests of all programs in one guest.
 fn in_guest(
     workspace: &Workspace,
-    kernel: Kernel,
+    guest: &Guest,
     chosen: &[(&Executable, Vec<String>)],
     tally: &mut Tally,
 ) -> Result<()> {
     let tests: usize = chosen.iter().map(|(_, names)| names.len()).sum();
-    step!("{tests} tests on verbs, in a guest with soft-RoCE ({} kernel)", kernel.name());
+    step!("{tests} tests on verbs, in a guest with soft-RoCE ({} kernel)", guest.kernel.name());
     let mut script = Vec::new();
     for (i, (program, names)) in chosen.iter().enumerate() {
         script.extend(format!("printf '\\n@@ begin {i}\\n'; cd ").bytes());
@@ -223,7 +239,6 @@ fn in_guest(
         }
         script.extend(format!(" 2>&1; printf '\\n@@ end {i} %d\\n' $?\n").bytes());
     }
-    let guest = Guest { kernel, timeout: Duration::from_secs(1200), ..Guest::default() };
     let mut reports: BTreeMap<usize, (Report, Option<i32>)> = BTreeMap::new();
     let mut lines = Lines {
         buffer: Vec::new(),

@@ -6,6 +6,7 @@
 
 mod word;
 
+use crate::numa::Placed;
 use crate::pages::{Fallback, Pages};
 use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
 use crate::sync::Lock;
@@ -54,6 +55,8 @@ pub(crate) struct Arena {
     /// What pages it has, as a number of [`Pages`], and why, as one of [`Fallback`]. Written when it is opened.
     pages: AtomicU32,
     fallback: AtomicU32,
+    /// Where it was placed, as a number of [`Placed`]. Changes under the heap's role.
+    placed: AtomicU64,
     /// Whether it shall run empty: a hint for those who choose an arena.
     pub(crate) draining: AtomicBool,
 }
@@ -113,6 +116,16 @@ impl Arena {
     pub(crate) fn set_pages(&self, pages: Pages, fallback: Option<Fallback>) {
         self.pages.store(pages as u32, Relaxed);
         self.fallback.store(Fallback::number(fallback), Relaxed);
+    }
+
+    /// Where it was placed.
+    pub(crate) fn placed(&self) -> Placed {
+        Placed::from_number(self.placed.load(Relaxed))
+    }
+
+    /// Sets where it was placed. By who has the heap's role.
+    pub(crate) fn set_placed(&self, placed: Placed) {
+        self.placed.store(placed.number(), Relaxed);
     }
 
     /// Makes it longer by so many chunks, which are open. Under the heap's role.

@@ -27,6 +27,8 @@ pub(super) struct Attached {
     max_registrations: u64,
     /// Whether its registrations count against the memlock limit.
     pub(super) memlocked: bool,
+    /// The memory node near it, if it says so.
+    pub(super) node: Option<u32>,
     /// Arenas of which it would not let go, and their bytes: it must not be dropped then.
     pub(super) kept: AtomicUsize,
     pub(super) kept_bytes: AtomicUsize,
@@ -179,7 +181,17 @@ impl Arenas {
             let (piece, memlocked) = (piece_length(max_len), registrar.is_memlocked());
             let (kept, kept_bytes) = Default::default();
             self.counts.of(device).reset();
-            role.attached.push(Attached { slotted, registrar, piece, max_registrations, memlocked, kept, kept_bytes });
+            let node = registrar.node();
+            role.attached.push(Attached {
+                slotted,
+                registrar,
+                piece,
+                max_registrations,
+                memlocked,
+                node,
+                kept,
+                kept_bytes,
+            });
             return Ok(());
         };
         slotted.release();
@@ -196,6 +208,7 @@ impl Arenas {
     ) -> Result<(), RegisterError> {
         let live = || all.iter().copied().filter(|arena| arena.word.state() == State::Live);
         let new = &role.attached[before..];
+        live().for_each(|arena| self.place_late(region, role, arena));
         let failed = AtomicBool::new(false);
         // What a device has not registered though it may stay; or why it may not.
         let register = |attached: &Attached| {

@@ -4,6 +4,7 @@ use super::counts::{Failures, Refusals, Times};
 use super::{Arenas, arenas};
 use crate::arena::{Arena, State};
 use crate::device::Device;
+use crate::numa::{self, Placed};
 use crate::pages::{Fallback, Pages, Resident};
 use crate::region::{Region, SLICE};
 use crate::registrar::Keys;
@@ -83,6 +84,8 @@ pub struct ArenaInfo {
     pub pages: Pages,
     /// Why it has not those that the heap asked for when it was opened, if it has not.
     pub fallback: Option<Fallback>,
+    /// On which memory node it was placed.
+    pub placed: Placed,
     /// Its keys on each device that has it registered; of its first piece where there are several.
     pub keys: Vec<(Device, Keys)>,
 }
@@ -95,6 +98,15 @@ impl ArenaInfo {
     /// As [`Resident::now`].
     pub fn resident(&self) -> std::io::Result<Resident> {
         Resident::now(&self.memory)
+    }
+
+    /// On which memory nodes it is: bytes in memory, by node. Asks for each base page (move_pages(2)), so it takes its time.
+    ///
+    /// # Errors
+    ///
+    /// Of the system: `ENOSYS`, the kernel knows no nodes; `EPERM`, a container forbids to ask.
+    pub fn nodes(&self) -> std::io::Result<Vec<(u32, usize)>> {
+        numa::nodes_of(&self.memory)
     }
 }
 
@@ -165,6 +177,7 @@ impl Arenas {
                 taken_bytes: arena.taken_slices() * SLICE,
                 pages: arena.pages().0,
                 fallback: arena.pages().1,
+                placed: arena.placed(),
                 keys: devices.iter().filter_map(keys).collect(),
                 memory,
             });

@@ -1,8 +1,9 @@
-//! How an arena gets its memory: in which pages. Uses `pages`, and the heap's devices for what they need of them.
+//! How an arena gets its memory: in which pages, on which node. Uses `pages` and `numa`, and the heap's devices for what they need.
 
 use super::attach::Attached;
 use super::{Arenas, FIRST_ARENA, Role};
 use crate::arena::Arena;
+use crate::numa::{self, Node, Placed};
 use crate::os::{self, NotLarge};
 use crate::pages::{self, Fallback, Pages};
 use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
@@ -27,6 +28,51 @@ impl Arenas {
     #[must_use]
     pub fn pages(&self) -> Pages {
         Pages::from_number(self.settings.pages.load(Relaxed))
+    }
+
+    /// Sets from which memory node arenas get their memory that are opened from now on.
+    pub fn set_node(&self, node: Node) {
+        self.settings.node.store(node.number(), Relaxed);
+    }
+
+    /// From which memory node arenas get their memory.
+    #[must_use]
+    pub fn node(&self) -> Node {
+        Node::from_number(self.settings.node.load(Relaxed))
+    }
+
+    /// The node that arenas shall have now; or that none was asked for, or none is known.
+    fn wanted_node(&self, role: &Role) -> Result<u32, Placed> {
+        match self.node() {
+            Node::Any => Err(Placed::Anywhere),
+            Node::Fixed(node) => Ok(node),
+            Node::OfDevice => {
+                let nodes = role.attached.iter().filter(|attached| !attached.is_lost());
+                nodes.filter_map(|attached| attached.node).next().ok_or(Placed::Unknown)
+            }
+        }
+    }
+
+    /// Places an arena that has been opened, and of which nothing is in memory.
+    fn place(&self, region: &Region, role: &Role, arena: &Arena) {
+        let start = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
+        // SAFETY: the arena's memory is open.
+        let place = |node| unsafe { numa::place(start, arena.len(), node, false) };
+        arena.set_placed(self.wanted_node(role).map_or_else(|unplaced| unplaced, place));
+    }
+
+    /// Places a live arena on the node of the first device, and moves there what is in memory, before the device pins it.
+    pub(super) fn place_late(&self, region: &Region, role: &Role, arena: &Arena) {
+        if self.node() != Node::OfDevice || arena.registered.load(Relaxed) != 0 {
+            return;
+        }
+        if let Ok(node) = self.wanted_node(role)
+            && arena.placed() != Placed::On(node)
+        {
+            let start = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
+            // SAFETY: a live arena's memory is open, and stays so: closing needs the role, which the caller has.
+            arena.set_placed(unsafe { numa::place(start, arena.len(), node, true) });
+        }
     }
 
     /// How many bytes the next arena shall have, and at a multiple of how many chunks, where `needed` and `align` are the least:
@@ -67,7 +113,7 @@ impl Arenas {
                         Err(Fallback::Device)
                     } else {
                         // SAFETY: the caller's promise; aligned, as was just seen.
-                        match unsafe { pages::open_hugetlb(start, len, shift, || {}) } {
+                        match unsafe { pages::open_hugetlb(start, len, shift, || self.place(region, role, arena)) } {
                             Ok(()) => Ok(()),
                             Err(NotLarge::Refused(error)) => Err(Fallback::System(error.raw_os_error().unwrap_or(0))),
                             Err(NotLarge::Lost(error)) => return Err(NoMemory::Lost(error)),
@@ -89,6 +135,7 @@ impl Arenas {
         // SAFETY: the caller's promise.
         unsafe { pages::open_base(start, len, pages) }.map_err(NoMemory::Refused)?;
         arena.set_pages(pages, why);
+        self.place(region, role, arena);
         // Not for memory that nobody will register.
         let some = |attached: &Attached| self.is_to_be_faulted_in(attached, len);
         if role.attached.iter().any(some) && !os::is_forked_child() {

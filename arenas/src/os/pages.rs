@@ -27,7 +27,7 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// What the kernel says: at multiples of it new mappings begin, whatever a test pretends.
-pub(super) fn kernel_page_size() -> usize {
+pub(crate) fn kernel_page_size() -> usize {
     // SAFETY: sysconf has no preconditions.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

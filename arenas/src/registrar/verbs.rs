@@ -271,6 +271,11 @@ unsafe impl Registrar for Verbs {
         NonZeroUsize::new(self.pd.addr())
     }
 
+    /// What sysfs says of the device (`/sys/class/infiniband/NAME/device/numa_node`); nothing for devices of software.
+    fn node(&self) -> Option<u32> {
+        crate::numa::node_of_device("/sys".as_ref(), &self.name)
+    }
+
     fn hides_memory_from_children(&self) -> bool {
         Verbs::fork_support() == ForkSupport::Enabled
     }

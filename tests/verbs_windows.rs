@@ -298,11 +298,8 @@ fn verbs_what_could_fail_the_queue_is_refused_before() {
 #[test]
 fn verbs_on_a_queue_that_has_failed_buffers_come_back() {
     let Some(scene) = Scene::of(WindowKind::Type2) else { return };
-    let exposed = scene.expose(filled(&scene.heap, 1, 64), Access::REMOTE_WRITE);
     let kept = scene.expose(filled(&scene.heap, 2, 64), Access::REMOTE_WRITE);
-    let key = remote(&exposed);
-    drop(scene.revoke(exposed));
-    assert_eq!(scene.write(key), Status::REM_ACCESS_ERR);
+    scene.own.fail().unwrap();
 
     // A revocation that is flushed, and a bind.
     let revoking = kept.revoke(4).unwrap();

@@ -96,7 +96,7 @@ fn owners_path_has_no_locked_instruction() {
     }
     let code = Code::read();
     // The example's functions, whole: what they inline ends in jumps to the slow ways, which may lock.
-    const OWN: [&str; 17] = [
+    const OWN: [&str; 21] = [
         "alloc_16",
         "dealloc_16",
         "pair_16",
@@ -114,6 +114,10 @@ fn owners_path_has_no_locked_instruction() {
         "dealloc_any",
         "realloc_in_place",
         "key",
+        "take_buffer",
+        "drop_buffer",
+        "buffer_65536",
+        "buffer_1m",
     ];
     for name in OWN {
         let instructions = code.of(|symbol| symbol == name);
@@ -159,6 +163,11 @@ fn owners_path_stays_short() {
         ("batch_4096", 90),
         ("realloc", 56),
         ("key", 27),
+        // Taken, looked up, given back.
+        ("buffer_65536", 80),
+        ("buffer_65536_remote", 108),
+        ("buffer_1m", 150),
+        ("buffer_any", 113),
     ];
     let mut long = Vec::new();
     for (operation, expected) in reached {

@@ -51,8 +51,19 @@ pub(crate) fn kind_of(layout: Layout) -> Kind {
 /// A slab begins at a multiple of 64 KiB and holds block after block, so a class is aligned to whatever divides its size.
 #[inline(always)]
 fn effective(size: usize, align: usize) -> usize {
-    if align <= 16 { size } else { aligned(size, align) }
+    if align <= 16 {
+        size
+    } else if align <= EVERY_CLASS {
+        // Buffers are aligned to 64, and this asks for no search.
+        size.max(1).next_multiple_of(align)
+    } else {
+        aligned(size, align)
+    }
 }
+
+/// The class that holds a multiple of this many bytes is itself one, and so of each smaller power of two: fine classes are of
+/// the size itself, and all others multiples of it.
+const EVERY_CLASS: usize = FINE_MAX / 8;
 
 fn aligned(size: usize, align: usize) -> usize {
     if align > MEDIUM_MAX {

@@ -318,16 +318,16 @@ impl Core {
 
     /// Takes back a large block; whether the heap is ending, and this may have been its last block.
     #[inline]
-    pub(crate) fn free_large(&self, address: usize, slices: usize) -> bool {
+    pub(crate) fn take_large_back(&self, address: usize, slices: usize) -> bool {
         // Spans in arenas that shall run empty are not kept.
         let left = if Arenas::may_drain() { None } else { places::push_spare(self.tag(), address, slices) };
         match left {
             Some(left) => left != Left::Nothing && self.phase.is_ending(),
-            None => self.free_large_slow(address, slices),
+            None => self.take_large_back_slow(address, slices),
         }
     }
 
-    /// Does what is left after a fast free into a slab of this cache; answers as [`free_large`](Self::free_large).
+    /// Does what is left after a fast free into a slab of this cache; answers as [`take_large_back`](Self::take_large_back).
     #[cold]
     #[inline(never)]
     pub(crate) fn settle(&self, cache: &Cache, slab: &'static Slab, left: Left) -> bool {
@@ -339,7 +339,7 @@ impl Core {
         self.phase.is_ending()
     }
 
-    /// Frees a block that is not in a cache which is lent to this thread now; answers as [`free_large`](Self::free_large).
+    /// Frees a block that is not in a cache which is lent to this thread now; answers as [`take_large_back`](Self::take_large_back).
     ///
     /// # Safety
     ///
@@ -377,7 +377,7 @@ impl Core {
 
     #[cold]
     #[inline(never)]
-    fn free_large_slow(&self, address: usize, slices: usize) -> bool {
+    fn take_large_back_slow(&self, address: usize, slices: usize) -> bool {
         if places::with_own(self, false, |cache| cache.give(&self.arenas, address, slices)).is_none() {
             let shard = self.shards[thread::shard(SHARDS)].lock();
             self.bell.touch();

@@ -310,7 +310,7 @@ pub(crate) unsafe fn give_back(block: NonNull<u8>) {
 
 fn give_back_large(address: usize, slices: usize, tag: u32) {
     if let Some(core) = core_of_tag(tag)
-        && core.free_large(address, slices)
+        && core.take_large_back(address, slices)
     {
         end_if_empty(core);
     }

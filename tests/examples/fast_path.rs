@@ -1,11 +1,11 @@
-//! What `tests/fast_path.rs` takes apart and counts: single operations on the global heap, each in a function of its own,
-//! with sizes that the compiler knows, as in most programs.
+//! What `tests/fast_path.rs` takes apart and counts: single operations on the global heap, and on one that a program makes, each in
+//! a function of its own, with sizes that the compiler knows, as in most programs.
 //!
 //! `fast_path NAME COUNT` runs the operation NAME that often.
 
 use core::ops::Range;
 use core::ptr;
-use rdmalloc::{Access, Device, Keys, Rdmalloc, Registered, Registrar};
+use rdmalloc::{Access, Buffer, Device, Heap, Keys, Rdmalloc, Registered, Registrar};
 use std::alloc::{Layout, alloc, dealloc, realloc};
 use std::hint::black_box;
 use std::io;
@@ -106,6 +106,50 @@ fn key(device: Device, block: *const u8) -> u64 {
     device.key(block).map_or(0, |keys| keys.lkey.into())
 }
 
+/// The size of buffers is not known to the compiler in most programs.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn take_buffer(heap: &Heap, size: usize) -> Option<Buffer> {
+    heap.buffer(size).ok()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn drop_buffer(buffer: Buffer) {
+    drop(buffer);
+}
+
+/// A buffer taken, its key looked up, given back.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn buffer_65536(heap: &Heap, device: Device, count: usize) {
+    for _ in 0..count {
+        if let Ok(buffer) = heap.buffer(64 << 10) {
+            black_box(device.key(buffer.as_ptr()).is_ok());
+            drop(black_box(buffer));
+        }
+    }
+}
+
+/// As above, of a span of its own.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn buffer_1m(heap: &Heap, device: Device, count: usize) {
+    for _ in 0..count {
+        if let Ok(buffer) = heap.buffer(1 << 20) {
+            black_box(device.key(buffer.as_ptr()).is_ok());
+            drop(black_box(buffer));
+        }
+    }
+}
+
+/// A heap with that access, and a device.
+fn heap(access: Access) -> (Heap, Device) {
+    let heap = Heap::builder().access(access).build().expect("a heap");
+    let device = heap.attach(Null).expect("nothing can fail");
+    (heap, device)
+}
+
 /// A thousand out, then in, each by a call.
 fn batch(count: usize, alloc: extern "C" fn() -> *mut u8, dealloc: unsafe extern "C" fn(*mut u8)) {
     const AT_ONCE: usize = 1000;
@@ -149,6 +193,24 @@ fn main() {
         "key" => {
             let device = HEAP.attach(Null).expect("nothing can fail");
             (0..count).for_each(|_| assert_eq!(key(device, block), 1));
+        }
+        "buffer_65536" => {
+            let (heap, device) = heap(Access::LOCAL_WRITE);
+            buffer_65536(&heap, device, count);
+        }
+        "buffer_65536_remote" => {
+            let (heap, device) = heap(Access::REMOTE_WRITE);
+            buffer_65536(&heap, device, count);
+        }
+        "buffer_1m" => {
+            let (heap, device) = heap(Access::LOCAL_WRITE);
+            buffer_1m(&heap, device, count);
+        }
+        "buffer_any" => {
+            let (heap, _) = heap(Access::LOCAL_WRITE);
+            for turn in 0..count {
+                take_buffer(&heap, 64 + (turn & 127) * 512).into_iter().for_each(drop_buffer);
+            }
         }
         _ => panic!("no operation {name}"),
     }

@@ -1,7 +1,7 @@
 //! Caches of heaps that a program makes, which are lent to threads: passes and the end of a heap are exact whatever the threads do
 //! that have them.
 
-use rdmalloc::{Access, Buffer, Device, Heap, KeyError, Rdmalloc};
+use rdmalloc::{Access, Budget, Buffer, Device, Heap, KeyError, Rdmalloc};
 use rdmalloc_tests::{Ledger, again_without_membarrier};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -196,6 +196,39 @@ fn threads_that_end_leave_their_caches_to_others() {
     assert!(kept.iter().enumerate().all(|(number, buffer)| is_intact(buffer, number)));
     drop(kept);
     assert_eq!(heap.trim().open_arenas, 0);
+}
+
+#[test]
+fn a_budget_serves_many_threads_that_have_a_slab_each() {
+    const THREADS: usize = 48;
+    let ledger = Ledger::new();
+    let heap = Heap::builder().budget(Budget { bytes: 8 << 20, ..Budget::NONE }).build().unwrap();
+    heap.attach(ledger.clone()).unwrap();
+    let workers: Vec<_> = (0..THREADS).map(|_| Worker::new()).collect();
+    // Slabs of 512 KiB: sixteen of them fill the budget, and have room for 128 buffers.
+    let take = |(number, worker): (usize, &Worker)| {
+        let heap = heap.clone();
+        worker.run(move || {
+            let mut buffer = heap.buffer(64 << 10).unwrap();
+            buffer.try_extend_from_slice(&[number as u8; 64]).unwrap();
+            buffer
+        })
+    };
+    let mut taken: Vec<_> = workers.iter().chain(&workers).enumerate().map(take).collect();
+    assert!(taken.iter().enumerate().all(|(number, buffer)| is_intact(buffer, number)));
+    // To the last one, whoever asks for it.
+    let rest: Vec<_> = (0..128).map_while(|_| heap.buffer(64 << 10).ok()).collect();
+    assert_eq!(taken.len() + rest.len(), 128);
+    heap.buffer(64 << 10).expect_err("over the budget");
+    // Each goes back to whose slab it is of.
+    for worker in &workers {
+        let buffer = taken.pop().unwrap();
+        worker.run(move || drop(buffer));
+    }
+    drop((taken, rest));
+    let trimmed = heap.trim();
+    assert_eq!((trimmed.open_arenas, ledger.live()), (0, 0), "{trimmed}");
+    workers.into_iter().for_each(Worker::end);
 }
 
 #[test]

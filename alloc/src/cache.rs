@@ -205,7 +205,7 @@ impl Cache {
         unsafe { self.user.get().as_ref() }
     }
 
-    /// The first half of a drain pass's visit: asks for the cache. A heavy barrier comes between this and [`drain`](Self::drain).
+    /// The first half of a drain pass's visit: asks for the cache. A heavy barrier comes between this and [`visit`](Self::visit).
     /// Whether it could ask. `patient`: it waits as long as it takes.
     pub(crate) fn ask(&self, patient: bool) -> bool {
         let Some(_gate) = self.gate_soon(patient) else { return false };
@@ -232,9 +232,9 @@ impl Cache {
         })
     }
 
-    /// The second half: flushes the cache, unless its thread has done so itself, or is in the middle of an operation. Adds up
-    /// what went.
-    pub(crate) fn drain(&self, arenas: &Arenas, pass: Pass, swept: &mut Swept) {
+    /// The second half: does something with the cache, unless its thread has taken it back and flushed it itself, or is in the middle
+    /// of an operation.
+    pub(crate) fn visit(&self, pass: Pass, swept: &mut Swept, action: impl FnOnce(&Cache, &mut Swept)) {
         let Some(_gate) = self.gate_soon(pass.patient) else {
             // Its thread does it when it takes the cache back.
             swept.busy += 1;
@@ -248,7 +248,7 @@ impl Cache {
         match self.user() {
             Some(slot) => {
                 if pass.barrier && thread::is_revoked(self, slot) {
-                    self.sweep(arenas, swept);
+                    action(self, swept);
                 } else {
                     swept.busy += 1;
                     swept.uncounted += 1;
@@ -257,7 +257,7 @@ impl Cache {
                     thread::restore(self, slot);
                 }
             }
-            None => self.sweep(arenas, swept),
+            None => action(self, swept),
         }
     }
 
@@ -329,11 +329,7 @@ impl Cache {
     /// Replaces the current slab of a class, which is full.
     #[cold]
     fn next_slab(&self, arenas: &Arenas, class: usize) -> Result<(), NoRoom> {
-        let full = self.current[class].replace(&NO_SLAB.0);
-        if !ptr::eq(full, &NO_SLAB.0) {
-            full.set_state(State::Full);
-            self.full[class].set(self.full[class].get() + 1);
-        }
+        self.put_away(class);
         self.look(arenas);
         let slices = class::slices_of_class(class);
         let next = match self.partial[class].get() {
@@ -345,6 +341,31 @@ impl Cache {
         };
         self.current[class].set(next);
         Ok(())
+    }
+
+    /// Leaves a class without a current slab; the one that it has is full.
+    fn put_away(&self, class: usize) {
+        let full = self.current[class].replace(&NO_SLAB.0);
+        if !ptr::eq(full, &NO_SLAB.0) {
+            full.set_state(State::Full);
+            self.full[class].set(self.full[class].get() + 1);
+        }
+    }
+
+    /// A block of `class` from the slabs that the cache has, for who has no room for another.
+    pub(crate) fn spare_block(&self, class: usize) -> Option<NonNull<u8>> {
+        loop {
+            let slab = self.current[class].get();
+            slab.collect();
+            if let Some(block) = slab.pop_any() {
+                return Some(block);
+            }
+            if !slab.carve() {
+                let next = self.partial[class].get().or(self.parting[class].get())?;
+                self.put_away(class);
+                self.current[class].set(self.resume(next));
+            }
+        }
     }
 
     /// A slab when the cache has neither a usual one nor a span for it. One in an arena that shall run empty comes last, but

@@ -145,8 +145,13 @@ impl Core {
 
     /// Empties all caches of this heap: those of threads, idle ones, and shards.
     fn sweep(&self) -> Swept {
-        let mut swept = Swept::default();
         self.arenas.choose_draining();
+        self.visit(|cache, swept| cache.sweep(&self.arenas, swept))
+    }
+
+    /// Does something with all caches of this heap: those of threads, idle ones, and shards.
+    fn visit(&self, mut action: impl FnMut(&Cache, &mut Swept)) -> Swept {
+        let mut swept = Swept::default();
         let _sweeping = self.sweeping.lock();
         // The maintainer wants to hear of who uses a cache after this; who ends the heap, of every block that is freed.
         let (patient, listens) = (self.phase.is_ending(), self.bell.is_listening());
@@ -156,11 +161,11 @@ impl Core {
         let barrier = needless || asymmetric::heavy() || !asymmetric::is_available();
         for shard in &self.shards {
             if let Some(cache) = shard.lock().as_ref() {
-                cache.sweep(&self.arenas, &mut swept);
+                action(cache, &mut swept);
             }
         }
         let pass = Pass { patient, barrier, restores: !patient && !listens };
-        self.each_cache(|cache| cache.drain(&self.arenas, pass, &mut swept));
+        self.each_cache(|cache| cache.visit(pass, &mut swept, &mut action));
         swept
     }
 
@@ -282,9 +287,20 @@ impl Core {
             let result = places::with_own(self, true, |cache| cache.allocate(&self.arenas, kind, align, zeroed));
             match result.map_or_else(|| self.allocate_from_shard(kind, align, zeroed), Ok)? {
                 Ok(block) => return Ok(block),
-                Err(want) => self.make_room(want)?,
+                Err(want) => match self.make_room(want) {
+                    Ok(()) => {}
+                    Err(error) => return self.allocate_from_others(kind).ok_or(error),
+                },
             }
         }
+    }
+
+    /// Before a refusal, what is free in slabs of other threads serves: with many threads and a small budget, that can be most.
+    fn allocate_from_others(&self, kind: Kind) -> Option<Block> {
+        let (Kind::Small(class) | Kind::Medium(class)) = kind else { return None };
+        let mut found = None;
+        self.visit(|cache, _| found = found.or_else(|| cache.spare_block(class)));
+        found.map(|start| Block { start, zero: false })
     }
 
     /// Memory for a layout, from a shard.

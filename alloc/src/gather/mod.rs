@@ -106,8 +106,11 @@ impl fmt::Display for GatherError {
 impl std::error::Error for GatherError {}
 
 impl Gathering {
-    /// From how many bytes on a piece is sent in place, unless said. Copying 512 bytes takes the processor about as long as
-    /// looking up their key and writing an entry; what one entry more costs the adapter comes on top.
+    /// From how many bytes on a piece is sent in place, unless said.
+    ///
+    /// An entry takes the processor 5 ns. Copying takes as long for 512 bytes that are in its cache, and longer for 64 bytes that
+    /// are not (`cargo bench -p rdmalloc-benches --bench flight`). What an entry costs the adapter comes on top: small pieces that
+    /// are often in the cache are better copied, which this does.
     pub const THRESHOLD: usize = 512;
 
     /// For a queue pair that takes so many entries in a work request (`max_send_sge`, as it was created with). More than 32
@@ -148,11 +151,16 @@ impl Gathering {
         let mut plan = Plan::new(*self, device);
         let mut pieces = pieces.into_iter().filter(|piece| !piece.is_empty()).peekable();
         while let Some(piece) = pieces.next() {
-            if plan.place(piece, pieces.peek().is_some())? {
-                list.end_run()?;
-                list.push_in_place(piece)?;
-            } else {
-                list.copy(piece)?;
+            match plan.place(piece, pieces.peek().is_some())? {
+                Some(InPlace { first: Some(sge), .. }) => {
+                    list.end_run()?;
+                    list.gather.push(sge);
+                }
+                Some(InPlace { first: None, .. }) => {
+                    list.end_run()?;
+                    list.push_in_place(piece)?;
+                }
+                None => list.copy(piece)?,
             }
         }
         list.end_run()?;
@@ -198,6 +206,12 @@ impl Gathering {
     }
 }
 
+/// A piece that is sent in place: how many entries it takes, and the first, if that is all.
+struct InPlace<'p> {
+    entries: usize,
+    first: Option<Sge<'p>>,
+}
+
 /// What is decided piece by piece.
 ///
 /// `used <= max_sge`, and `used < max_sge || copying` as long as pieces follow: so there is always room to copy.
@@ -215,15 +229,15 @@ impl Plan {
         Plan { gathering, device, used: 0, copying: false, len: 0 }
     }
 
-    /// Whether the next piece, which is not empty, is sent in place. It is counted.
-    fn place(&mut self, piece: &[u8], more: bool) -> Result<bool, GatherError> {
+    /// How the next piece, which is not empty, is sent in place, if it is. It is counted.
+    fn place<'p>(&mut self, piece: &'p [u8], more: bool) -> Result<Option<InPlace<'p>>, GatherError> {
         self.count(piece.len())?;
         let in_place = self.in_place(piece, more)?;
-        match in_place {
-            Some(entries) => (self.used, self.copying) = (self.used + entries, false),
+        match &in_place {
+            Some(InPlace { entries, .. }) => self.stay(*entries),
             None => self.copy(),
         }
-        Ok(in_place.is_some())
+        Ok(in_place)
     }
 
     fn count(&mut self, len: usize) -> Result<(), GatherError> {
@@ -232,27 +246,34 @@ impl Plan {
         if self.len > limit { Err(GatherError::TooLong { len: self.len, limit }) } else { Ok(()) }
     }
 
+    /// The next piece is sent in place.
+    fn stay(&mut self, entries: usize) {
+        (self.used, self.copying) = (self.used + entries, false);
+    }
+
     /// The next piece is copied.
     fn copy(&mut self) {
         self.used += usize::from(!self.copying);
         self.copying = true;
     }
 
-    /// How many entries it takes to send the piece in place, if that is to be done.
-    fn in_place(&self, piece: &[u8], more: bool) -> Result<Option<usize>, GatherError> {
+    /// How to send the piece in place, if that is to be done.
+    fn in_place<'p>(&self, piece: &'p [u8], more: bool) -> Result<Option<InPlace<'p>>, GatherError> {
         let left = self.gathering.max_sge - self.used - usize::from(more && self.used < self.gathering.max_sge);
         if piece.len() < self.gathering.threshold || left == 0 {
             return Ok(None);
         }
         let entries = match self.device.sge(piece) {
-            Ok(_) => Ok(1),
+            Ok(sge) => Ok(InPlace { entries: 1, first: Some(sge) }),
             Err(SgeError::Straddles { .. } | SgeError::TooLong { .. }) => {
-                self.device.sges([piece]).take(left + 1).try_fold(0, |count, sge| sge.map(|_| count + 1))
+                let mut sges = self.device.sges([piece]).take(left + 1);
+                let entries = sges.try_fold(0, |count, sge| sge.map(|_| count + 1));
+                entries.map(|entries| InPlace { entries, first: None })
             }
             Err(error) => Err(error),
         };
         match entries {
-            Ok(entries) => Ok((entries <= left).then_some(entries)),
+            Ok(in_place) => Ok((in_place.entries <= left).then_some(in_place)),
             Err(SgeError::Key(KeyError::Foreign | KeyError::NotRegistered(_))) => Ok(None),
             Err(error) => Err(GatherError::Sge(error)),
         }

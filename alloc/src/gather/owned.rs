@@ -1,6 +1,6 @@
 //! [`Gathered`]: a message that owns its pieces, so that it can fly. Uses the plan of `gather`.
 
-use super::{GatherError, Gathering, Plan};
+use super::{GatherError, Gathering, InPlace, Plan};
 use crate::buffer::Buffer;
 use bytes::{Buf, Bytes};
 use core::fmt;
@@ -78,8 +78,8 @@ impl Gathering {
             if plan.in_place(chunk, more)?.is_some() {
                 let piece = buf.copy_to_bytes(len);
                 // It may have been copied.
-                if let Some(entries) = plan.in_place(&piece, more)? {
-                    (plan.used, plan.copying) = (plan.used + entries, false);
+                if let Some(InPlace { entries, .. }) = plan.in_place(&piece, more)? {
+                    plan.stay(entries);
                     message.parts.push(Part::Piece(message.pieces.len()));
                     message.pieces.push(piece);
                     continue;

@@ -13,13 +13,12 @@
 //! A flight holds its device, so a detach waits for it. It costs three locked instructions over all (hold, id looked up, hold
 //! ended), and no memory is allocated for what fits a slot.
 
+mod error;
 mod slots;
 mod stable;
 mod word;
 
 use crate::device::{Device, Hold};
-use crate::error::KeyError;
-use crate::hold::HoldError;
 use crate::sge::{Sge, SgeError, SgeMut};
 use crate::sges::Sges;
 use core::fmt;
@@ -27,6 +26,7 @@ use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::{Bound, RangeBounds};
 use core::sync::atomic::Ordering::Relaxed;
+pub use error::{FlyError, Grounded, IdError, Overrun};
 use slots::{Manifest, Slot};
 pub use stable::{StableBytes, StableBytesMut};
 use word::{INDEX, Landing, MOST_COMPLETIONS, Seen, Word};
@@ -65,64 +65,6 @@ pub struct Flight<B: StableBytes> {
     /// The flight has the slot, and there is a `B` in it.
     slot: &'static Slot,
     cargo: PhantomData<B>,
-}
-
-/// Why a value does not fly; and the value.
-pub struct FlyError<B> {
-    /// What was to fly.
-    pub value: B,
-    /// Why it does not.
-    pub reason: Grounded,
-}
-
-/// Why a value does not fly.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Grounded {
-    /// The device is detached, or about to be, or lost.
-    Hold(HoldError),
-    /// The device does not reach a piece of the value. Copy it to memory of a heap to which the device is attached.
-    Key {
-        /// Which piece.
-        piece: usize,
-        /// Why it does not.
-        error: KeyError,
-    },
-    /// As many flights are under way, or were leaked, as there is room for: 2^24 - 1, or less where address space is limited.
-    TooMany,
-}
-
-/// Why an id gives no flight. Nothing has changed then, but that an id for several completions has one less to come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum IdError {
-    /// No flight under way has the id: it was completed already, or is no flight's.
-    Unknown {
-        /// The id.
-        id: u64,
-    },
-    /// The flight is one of another type.
-    OtherType {
-        /// What flies.
-        flies: &'static str,
-        /// What was asked for.
-        asked: &'static str,
-    },
-    /// It is an id for several completions, of which others are to come ([`Flight::landed`] is for these).
-    MoreToCome {
-        /// How many.
-        left: u16,
-    },
-}
-
-/// A completion tells of more bytes than there was room for: it belongs to another work request. The value is as it was.
-pub struct Overrun<B> {
-    /// What has flown.
-    pub value: B,
-    /// How many bytes the completion tells of.
-    pub byte_len: u32,
-    /// How many there was room for.
-    pub room: usize,
 }
 
 /// How many flights a device has.
@@ -447,60 +389,3 @@ impl<B: StableBytes> fmt::Debug for Flight<B> {
         f.debug_struct("Flight").field("of", &core::any::type_name::<B>()).field("device", &self.device()).finish()
     }
 }
-
-impl<B> fmt::Debug for FlyError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FlyError").field("reason", &self.reason).finish_non_exhaustive()
-    }
-}
-
-impl<B> fmt::Display for FlyError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)
-    }
-}
-
-impl<B> std::error::Error for FlyError<B> {}
-
-impl fmt::Display for Grounded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hold(error) => error.fmt(f),
-            Self::Key { piece, error } => write!(f, "piece {piece} is not within the device's reach: {error}"),
-            Self::TooMany => f.write_str("too many flights are under way, or were leaked; complete or reclaim some"),
-        }
-    }
-}
-
-impl fmt::Display for IdError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown { id } => {
-                write!(f, "no flight under way has the id {id:#x}: it was completed already, or is no flight's")
-            }
-            Self::OtherType { flies, asked } => write!(f, "the flight is one of {flies}, not of {asked}"),
-            Self::MoreToCome { left } => write!(f, "{left} completion(s) of the flight are to come"),
-        }
-    }
-}
-
-impl std::error::Error for IdError {}
-
-impl<B> fmt::Debug for Overrun<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { byte_len, room, .. } = self;
-        f.debug_struct("Overrun").field("byte_len", byte_len).field("room", room).finish_non_exhaustive()
-    }
-}
-
-impl<B> fmt::Display for Overrun<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { byte_len, room, .. } = self;
-        write!(
-            f,
-            "the completion tells of {byte_len} bytes, but there was room for {room}: it is another work request's"
-        )
-    }
-}
-
-impl<B> std::error::Error for Overrun<B> {}

@@ -151,7 +151,7 @@ fn heading(svg: &mut String, figures: &Figures) {
         if figures.subject(name).is_some() {
             let _ = writeln!(svg, r#"<circle cx="{:.1}" cy="58" r="{radius}" class="{class}"/>"#, x + 6.0);
             text(svg, x + 18.0, 62.5, "strong", words);
-            x += 40.0 + words.len() as f64 * 6.9;
+            x += 40.0 + words.len() as f64 * 7.4;
         }
     }
     let _ = writeln!(svg, r#"<circle cx="{:.1}" cy="58" r="4.5" class="peer"/>"#, x + 6.0);

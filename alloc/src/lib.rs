@@ -68,8 +68,8 @@ mod heap;
 mod limits;
 mod loan;
 mod maintain;
-mod misuse;
 mod memory;
+mod misuse;
 #[cfg(test)]
 mod model;
 mod phase;
@@ -97,13 +97,13 @@ pub use rdmalloc_arenas::{
     Memlock, Name, NotRegistered, Overrun, Policy, Refusal, Refusals, RegisterError, Registered, Registrar, Retention,
     Sge, SgeError, SgeMut, Sges, SgesError, SgesMut, StableBytes, StableBytesMut, State, TakeError, Times, registrar,
 };
+pub use rdmalloc_arenas::{Fallback, NoOnDemand, Node, OnDemand, Operations, Pages, Pinning, Placed, Resident};
 pub use recv_pool::{
     PostFailed, PostedBuffers, Receive, ReceiveQueue, RecvError, RecvPool, RecvPoolBuilder, RecvPoolError, RecvStats,
     RestockError, Stock,
 };
 #[cfg(feature = "verbs")]
 pub use recv_pool::{RecvQueue, SharedRecvQueue};
-pub use rdmalloc_arenas::{Fallback, Node, Pages, Placed, Resident};
 pub use remote_slice::{NotARemoteSlice, RemoteError, RemoteRangeError, RemoteSlice};
 pub use shared::SharedBuffer;
 pub use stats::{Stats, Trimmed};

@@ -2,7 +2,7 @@
 
 use crate::global::GLOBAL;
 use crate::pool::Builder;
-use crate::{Heap, Node, Pages, Rdmalloc};
+use crate::{Heap, Node, Pages, Pinning, Rdmalloc};
 use rdmalloc_arenas::Arenas;
 
 /// What is set before a heap is made.
@@ -10,6 +10,7 @@ use rdmalloc_arenas::Arenas;
 pub(crate) struct Memory {
     pages: Pages,
     node: Node,
+    pinning: Pinning,
 }
 
 impl Memory {
@@ -17,6 +18,7 @@ impl Memory {
     pub(crate) fn apply(self, arenas: &Arenas) {
         arenas.set_pages(self.pages);
         arenas.set_node(self.node);
+        arenas.set_pinning(self.pinning);
     }
 }
 
@@ -61,6 +63,15 @@ impl Builder {
         self.memory.node = node;
         self
     }
+
+    /// Whether devices that are attached pin the heap's memory; [`Pinning::Pinned`] unless said.
+    ///
+    /// What no device has pinned is neither faulted in nor counted against the memlock limit, and what is free of it goes back to
+    /// the kernel, as without a device. Where some devices of a heap pin and others do not, it is pinned.
+    pub fn pinning(mut self, pinning: Pinning) -> Builder {
+        self.memory.pinning = pinning;
+        self
+    }
 }
 
 macro_rules! memory {
@@ -76,6 +87,18 @@ macro_rules! memory {
             /// that are open are moved when the heap's first device is attached.
             pub fn set_node(&self, node: Node) {
                 $core(self).arenas.set_node(node);
+            }
+
+            /// Sets whether devices pin the heap's memory that are attached from now on. See
+            /// [`Builder::pinning`](crate::Builder::pinning).
+            pub fn set_pinning(&self, pinning: Pinning) {
+                $core(self).arenas.set_pinning(pinning);
+            }
+
+            /// Whether devices that are attached pin the heap's memory.
+            #[must_use]
+            pub fn pinning(&self) -> Pinning {
+                $core(self).arenas.pinning()
             }
 
             /// From which memory node arenas get their memory.

@@ -49,6 +49,16 @@ impl Access {
     /// writable on every transport: which one it will be is not known when the heap is made.
     pub const READ_TARGET: Access = Access(1 << 6 | 1);
 
+    /// See [`is_on_demand`](Self::is_on_demand). Not for programs: what a heap may do with such memory differs.
+    pub(crate) const ON_DEMAND: Access = Access(1 << 31);
+
+    /// Whether the memory shall be registered without pinning it (`IBV_ACCESS_ON_DEMAND`). Registrars get it that have said they can,
+    /// by [`Registrar::on_demand`](crate::Registrar::on_demand), on heaps that want it ([`Pinning`](crate::Pinning)).
+    #[must_use]
+    pub const fn is_on_demand(self) -> bool {
+        self.contains(Access::ON_DEMAND)
+    }
+
     /// Whether all of `other` is allowed.
     #[must_use]
     pub const fn contains(self, other: Access) -> bool {
@@ -103,6 +113,7 @@ impl core::fmt::Debug for Access {
             (Access::WINDOWS, "WINDOWS"),
             (Access::RELAXED_ORDERING, "RELAXED_ORDERING"),
             (Access::READ_TARGET, "READ_TARGET"),
+            (Access::ON_DEMAND, "ON_DEMAND"),
         ];
         f.write_str("LOCAL_READ")?;
         names.iter().filter(|(flag, _)| self.contains(*flag)).try_for_each(|(_, name)| write!(f, " | {name}"))

@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::os::Memlock;
+use crate::pinning::NoOnDemand;
 use crate::refusal::{RAISE_MEMLOCK, Refusal};
 use core::fmt;
 use std::io;
@@ -109,6 +110,13 @@ pub enum AttachError {
     },
     /// Memory that the heap has open already was not registered: not all of it where the heap requires that, or none.
     Register(RegisterError),
+    /// The heap shall register on demand ([`Pinning::OnDemand`](crate::Pinning::OnDemand)), and the device cannot.
+    OnDemand {
+        /// Its name.
+        device: String,
+        /// Why.
+        why: NoOnDemand,
+    },
     /// The device's library hides registered memory from children of fork (`MADV_DONTFORK`); a child would lose its heap.
     HidesMemoryFromChildren {
         /// Its name.
@@ -142,6 +150,12 @@ impl fmt::Display for AttachError {
                  have no memory windows); use another device, or make a heap with less"
             ),
             Self::Register(error) => error.fmt(f),
+            Self::OnDemand { device, why } => {
+                write!(
+                    f,
+                    "{device} does not register the heap's memory on demand: {why}; attach it under Pinning::Auto or Pinned"
+                )
+            }
             Self::HidesMemoryFromChildren { device } => write!(
                 f,
                 "{device}'s library was told to hide registered memory from forked children (ibv_fork_init), which would take the \

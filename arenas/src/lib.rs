@@ -12,6 +12,7 @@
 //! table      flat tables beside the region
 //! region     the address range; address <-> slice and chunk
 //! links      links of free blocks, outside the blocks
+//! pinning    whether registering pins memory
 //! marks      marks of blocks, outside the blocks (feature `hardened`)
 //! registrar  the trait of what pins memory for a device      <- registrar::verbs, registrar::uring
 //! held       how much is registered, and may be
@@ -45,6 +46,7 @@ mod numa;
 mod os;
 mod pages;
 mod parallel;
+mod pinning;
 mod refusal;
 mod region;
 pub mod registrar;
@@ -74,6 +76,7 @@ pub use os::Memlock;
 pub use os::pretend_page_size;
 pub use pages::{Fallback, Pages, Resident};
 pub use parallel::Helper;
+pub use pinning::{NoOnDemand, OnDemand, Operations, Pinning};
 pub use refusal::Refusal;
 pub use region::{CHUNK, CHUNK_SHIFT, SLICE, SLICE_META, SLICE_SHIFT, SLICES_PER_CHUNK, SliceMeta, meta_of, slice_of};
 pub use registrar::{Keys, Limits, Registered, Registrar};

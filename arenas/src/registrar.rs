@@ -10,6 +10,7 @@ pub mod verbs;
 
 use crate::Access;
 use crate::os::Memlock;
+use crate::pinning::OnDemand;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 use std::io;
@@ -122,6 +123,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// that would fail for certain. `None`: it is not limited, or not known.
     fn memlock(&self) -> Option<Memlock> {
         self.is_memlocked().then(Memlock::now)
+    }
+
+    /// What it can do with memory that it does not pin; `None` if nothing. Asked when it is attached to a heap that wants that
+    /// ([`Pinning`](crate::Pinning)); `register` is then called with an access that [says so](Access::is_on_demand).
+    fn on_demand(&self) -> Option<OnDemand> {
+        None
     }
 
     /// The memory node to which the device is near, where it is known; asked when it is attached. See

@@ -14,6 +14,7 @@ mod null;
 #[cfg(feature = "verbs")]
 pub mod rig;
 mod setting;
+mod swap;
 mod trace;
 mod under_limit;
 
@@ -27,6 +28,7 @@ use rdmalloc_arenas::{Access, Registered, Registrar};
 pub use setting::Setting;
 use std::io;
 use std::ops::Range;
+pub use swap::Swap;
 pub use trace::Trace;
 pub use under_limit::under_limit;
 

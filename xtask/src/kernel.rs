@@ -54,10 +54,12 @@ const MODULES: &[&str] = &[
     "ib_uverbs",
     "rdma_ucm",
     "rdma_rxe",
+    "lzo_rle",
+    "zram",
 ];
 
 /// Raised whenever what is kept of a kernel changes, so that older folders are not taken for it.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// A kernel, ready to boot.
 pub struct Image {

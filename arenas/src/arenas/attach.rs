@@ -1,8 +1,8 @@
 //! Devices come: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role. Devices go in `detach`.
 
 use super::Policy;
-use super::memory::is_purgeable;
 use super::{Arenas, Role, arenas};
+use crate::Access;
 use crate::arena::{Arena, State};
 use crate::device::{Device, Slotted};
 use crate::error::{AttachError, RegisterError};
@@ -27,6 +27,8 @@ pub(super) struct Attached {
     max_registrations: u64,
     /// Whether its registrations count against the memlock limit.
     pub(super) memlocked: bool,
+    /// Whether it registers on demand: nothing is pinned.
+    pub(super) on_demand: bool,
     /// The memory node near it, if it says so.
     pub(super) node: Option<u32>,
     /// Arenas of which it would not let go, and their bytes: it must not be dropped then.
@@ -77,13 +79,6 @@ impl core::fmt::Debug for Attached {
 fn piece_length(max_len: u64) -> usize {
     // An arena can be of any length, as a block can, so there is no limit that may be taken for none.
     1 << max_len.ilog2()
-}
-
-/// Lets an arena be purged again, once no device has it.
-pub(super) fn unpin_if_unregistered(arena: &Arena) {
-    if arena.registered.load(Relaxed) == 0 && !arena.word.is_kept() && is_purgeable(arena) {
-        arena.word.unpin();
-    }
 }
 
 fn chunks(region: &Region, memory: &Range<usize>) -> Range<usize> {
@@ -178,7 +173,20 @@ impl Arenas {
             AttachError::Lost { device: name() }
         } else {
             let Limits { max_len, max_registrations } = registrar.limits();
-            let (piece, memlocked) = (piece_length(max_len), registrar.is_memlocked());
+            let on_demand = match self.pinning().choose(self.config.access, || registrar.on_demand()) {
+                Ok(on_demand) => on_demand,
+                Err(why) => {
+                    let error = AttachError::OnDemand { device: name(), why };
+                    slotted.release();
+                    return Err((error, registrar));
+                }
+            };
+            let max_len = on_demand.map_or(max_len, |can| can.max_len.clamp(CHUNK as u64, max_len));
+            let on_demand = on_demand.is_some();
+            let (piece, memlocked) = (piece_length(max_len), registrar.is_memlocked() && !on_demand);
+            if !on_demand {
+                self.limits.pinning.fetch_or(slotted.bit(), Relaxed);
+            }
             let (kept, kept_bytes) = Default::default();
             self.counts.of(device).reset();
             let node = registrar.node();
@@ -188,6 +196,7 @@ impl Arenas {
                 piece,
                 max_registrations,
                 memlocked,
+                on_demand,
                 node,
                 kept,
                 kept_bytes,
@@ -250,7 +259,7 @@ impl Arenas {
             }
         }
         // Not before all are done: each has pinned for itself.
-        live().for_each(unpin_if_unregistered);
+        live().for_each(|arena| self.unpin_if_nobody_pins(arena));
         first?;
         for attached in new {
             self.limits.attached.fetch_or(attached.slotted.bit(), Relaxed);
@@ -296,11 +305,13 @@ impl Arenas {
         }
         attached.slotted.prepare(arena.run()).map_err(Refusal::Device)?;
         self.admit(attached, attached.amount(memory.len()))?;
+        let access = self.config.access;
+        let access = if attached.on_demand { access | Access::ON_DEMAND } else { access };
         let (mut done, mut keeps) = (memory.start, false);
         for piece in attached.pieces(&memory) {
             // SAFETY: an arena that is open stays mapped until every device has let go of it, and is memory of a heap whose
             // access flags say who may reach it.
-            let register = || unsafe { attached.registrar.register(piece.clone(), self.config.access) };
+            let register = || unsafe { attached.registrar.register(piece.clone(), access) };
             let begin = Instant::now();
             let result = guard(register).inspect_err(|_| self.dismiss(attached, Amount::new(piece.len(), 1)));
             let result = result.and_then(|registered| {

@@ -2,7 +2,7 @@
 //!
 //! A detach waits for holds without the role, since whoever has a hold may need an arena to end it.
 
-use super::attach::{Attached, guard, unpin_if_unregistered};
+use super::attach::{Attached, guard};
 use super::{Arenas, arenas};
 use crate::arena::Arena;
 use crate::device::Device;
@@ -102,8 +102,9 @@ impl Arenas {
                 last = Some(source);
             }
             attached.slotted.forgive(arena.run().start);
-            unpin_if_unregistered(arena);
+            self.unpin_if_nobody_pins(arena);
         }
+        self.limits.pinning.fetch_and(!attached.slotted.bit(), Relaxed);
         let (arenas, bytes) = (attached.kept.load(Relaxed), attached.kept_bytes.load(Relaxed));
         let Attached { slotted, registrar, .. } = attached;
         slotted.release();

@@ -84,6 +84,8 @@ pub struct ArenaInfo {
     pub pages: Pages,
     /// Why it has not those that the heap asked for when it was opened, if it has not.
     pub fallback: Option<Fallback>,
+    /// Whether a device has pinned it (or its pages are of the hugetlb pool): then none of it is given back while it is open.
+    pub pinned: bool,
     /// On which memory node it was placed.
     pub placed: Placed,
     /// Its keys on each device that has it registered; of its first piece where there are several.
@@ -177,6 +179,7 @@ impl Arenas {
                 taken_bytes: arena.taken_slices() * SLICE,
                 pages: arena.pages().0,
                 fallback: arena.pages().1,
+                pinned: arena.word.is_pinned(),
                 placed: arena.placed(),
                 keys: devices.iter().filter_map(keys).collect(),
                 memory,

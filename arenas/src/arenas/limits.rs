@@ -34,11 +34,13 @@ pub(super) struct Counted {
     pub(super) held: Held,
     /// A bit for the slot of each device that is attached. Changes only under the role.
     pub(super) attached: AtomicU64,
+    /// A bit for the slot of each device that pins what it registers. Likewise.
+    pub(super) pinning: AtomicU64,
 }
 
 impl Counted {
     pub(super) const fn new() -> Counted {
-        Counted { held: Held::new(), attached: AtomicU64::new(0) }
+        Counted { held: Held::new(), attached: AtomicU64::new(0), pinning: AtomicU64::new(0) }
     }
 }
 
@@ -233,13 +235,17 @@ impl Arenas {
         self.pin_and_prefault(region, attached, arena);
         let result = self.register(region, role, attached, arena);
         if result.is_err() {
-            super::attach::unpin_if_unregistered(arena);
+            self.unpin_if_nobody_pins(arena);
         }
         result.map(|()| true)
     }
 
-    /// Keeps purgers off a live arena, which must be before it is registered; and faults it in, if it will be.
+    /// Keeps purgers off a live arena, which must be before it is registered; and faults it in, if it will be. A device that pins
+    /// nothing minds neither.
     pub(super) fn pin_and_prefault(&self, region: &Region, attached: &Attached, arena: &Arena) {
+        if attached.on_demand {
+            return;
+        }
         let backoff = Backoff::new();
         arena.word.pin(|| backoff.snooze());
         if self.is_to_be_faulted_in(attached, arena.len()) {
@@ -249,7 +255,7 @@ impl Arenas {
 
     /// Whether an arena of so many bytes is better faulted in before it is registered: not if no limit will allow that.
     pub(super) fn is_to_be_faulted_in(&self, attached: &Attached, bytes: usize) -> bool {
-        let pins = attached.registrar.pins_pages() && !attached.is_lost();
+        let pins = attached.registrar.pins_pages() && !attached.on_demand && !attached.is_lost();
         pins && self.may_register(attached, attached.amount(bytes)).is_ok()
     }
 }

@@ -6,6 +6,7 @@ use crate::arena::Arena;
 use crate::numa::{self, Node, Placed};
 use crate::os::{self, NotLarge};
 use crate::pages::{self, Fallback, Pages};
+use crate::pinning::Pinning;
 use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
 use core::sync::atomic::Ordering::Relaxed;
 use std::io;
@@ -39,6 +40,29 @@ impl Arenas {
     #[must_use]
     pub fn node(&self) -> Node {
         Node::from_number(self.settings.node.load(Relaxed))
+    }
+
+    /// Sets whether devices pin the memory that are attached from now on.
+    pub fn set_pinning(&self, pinning: Pinning) {
+        self.settings.pinning.store(pinning as u8, Relaxed);
+    }
+
+    /// Whether devices pin the memory.
+    #[must_use]
+    pub fn pinning(&self) -> Pinning {
+        Pinning::from_number(self.settings.pinning.load(Relaxed))
+    }
+
+    /// Whether an arena must stay as it is, page by page: a device has pinned it, or its pages cannot be given back.
+    pub(super) fn is_fixed(&self, arena: &Arena) -> bool {
+        arena.registered.load(Relaxed) & self.limits.pinning.load(Relaxed) != 0 || !is_purgeable(arena)
+    }
+
+    /// Lets an arena be purged again, once no device has it pinned. The caller has the role.
+    pub(super) fn unpin_if_nobody_pins(&self, arena: &Arena) {
+        if !self.is_fixed(arena) && !arena.word.is_kept() {
+            arena.word.unpin();
+        }
     }
 
     /// The node that arenas shall have now; or that none was asked for, or none is known.
@@ -158,6 +182,6 @@ impl Arenas {
 
 /// Whether free pages of an arena can be given back while it is open: not those of the hugetlb pool. (Linux does it, since 5.18, in
 /// whole pages, and rounds a shorter range down in silence: what is said to be zero then is not.)
-pub(super) fn is_purgeable(arena: &Arena) -> bool {
+fn is_purgeable(arena: &Arena) -> bool {
     !arena.pages().0.is_hugetlb()
 }

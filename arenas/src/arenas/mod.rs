@@ -46,7 +46,7 @@ use headroom::Headroom;
 pub use info::{ArenaInfo, ArenaStats};
 use limits::Counted;
 pub use limits::{CaughtUp, Policy};
-use memory::{NoMemory, is_purgeable};
+use memory::NoMemory;
 use notice::Notices;
 pub use notice::{Event, Listener};
 pub use retain::{Clock, Retention};
@@ -365,7 +365,7 @@ impl Arenas {
         }
         self.open.fetch_add(bytes, Relaxed);
         arena.empty_since.store(self.now(), Relaxed);
-        let pinned = arena.registered.load(Relaxed) != 0 || !is_purgeable(arena);
+        let pinned = self.is_fixed(arena);
         let mut list = self.link(arena);
         // Before the list is released: whoever sees the new count finds the arena Live.
         list.opened += 1;

@@ -27,6 +27,8 @@ pub(super) struct Settings {
     pub(super) policy: AtomicU8,
     /// [`Pages`], as a number.
     pub(super) pages: AtomicU8,
+    /// A [`Pinning`](crate::Pinning), as a number.
+    pub(super) pinning: AtomicU8,
     /// A [`Node`](crate::Node), as a number.
     pub(super) node: AtomicU64,
 }
@@ -43,6 +45,7 @@ impl Settings {
             soft_limit: AtomicU64::new(u64::MAX),
             policy: AtomicU8::new(policy as u8),
             pages: AtomicU8::new(Pages::Transparent as u8),
+            pinning: AtomicU8::new(0),
             node: AtomicU64::new(0),
         }
     }

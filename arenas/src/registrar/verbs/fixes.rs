@@ -6,12 +6,13 @@
 //!   no context that is extended and every extended verb falls back or fails: use [`verbs_context()`];
 //! - `ibv_query_port` is declared for the short struct of old programs, and `___ibv_query_port` always ends there, leaving
 //!   the rest of the longer one as it was: use [`query_port`];
+//! - `ibv_query_device_ex` goes by the first, and so reports no on-demand paging of any device: use [`query_device_ex`];
 //! - `ibv_inc_rkey` overflows at `u32::MAX`: use [`inc_rkey`].
 
 use super::from_verbs;
 use core::mem::{MaybeUninit, offset_of};
-use core::ptr::NonNull;
-use rdma_sys::{ibv_context, ibv_port_attr, verbs_context};
+use core::ptr::{self, NonNull};
+use rdma_sys::{ibv_context, ibv_device_attr_ex, ibv_port_attr, verbs_context};
 use std::io;
 
 /// The extended context that holds an open context, with the newer verbs in it. `None` if the provider is too old to have
@@ -33,6 +34,36 @@ pub unsafe fn verbs_context(context: NonNull<ibv_context>) -> Option<NonNull<ver
     }
     // SAFETY: the mark says that the context is the field `context` of a verbs_context.
     Some(unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast() })
+}
+
+/// What a device says of itself, at length: on-demand paging, timestamps and more. Where the provider or the kernel has only the short
+/// form, the rest is zero.
+///
+/// # Errors
+///
+/// Of the system.
+///
+/// # Safety
+///
+/// `context` is open.
+pub unsafe fn query_device_ex(context: NonNull<ibv_context>) -> io::Result<ibv_device_attr_ex> {
+    let mut attr = MaybeUninit::<ibv_device_attr_ex>::zeroed();
+    // SAFETY: the context is open. The field is read only if `sz` says that the provider has it, and the call is told how much room
+    // there is; no input is allowed. The short form writes the first field.
+    let errno = unsafe {
+        let long = verbs_context(context).map(NonNull::as_ptr).and_then(|extended| {
+            let has = (*extended).sz >= size_of::<verbs_context>() - offset_of!(verbs_context, query_device_ex);
+            if has { (*extended).query_device_ex } else { None }
+        });
+        let size = size_of::<ibv_device_attr_ex>();
+        let long = long.map(|query| query(context.as_ptr(), ptr::null(), attr.as_mut_ptr(), size));
+        match long.filter(|errno| ![libc::EOPNOTSUPP, libc::ENOSYS].contains(errno)) {
+            Some(errno) => errno,
+            None => rdma_sys::ibv_query_device(context.as_ptr(), &raw mut (*attr.as_mut_ptr()).orig_attr),
+        }
+    };
+    // SAFETY: all zeros is a valid ibv_device_attr_ex (integers only), and so is what the call wrote over it.
+    if errno == 0 { Ok(unsafe { attr.assume_init() }) } else { Err(from_verbs(errno)) }
 }
 
 /// The state of a port: whether it is active, its lid, MTU, link layer, and how many gids it has. Ports count from 1.
@@ -120,6 +151,26 @@ mod tests {
             // SAFETY: as above.
             assert!(unsafe { verbs_context(inner(&mut extended)) }.is_none());
         }
+    }
+
+    #[test]
+    fn device_is_read_at_length_through_the_extended_context() {
+        unsafe extern "C" fn query(
+            _: *mut ibv_context,
+            input: *const rdma_sys::ibv_query_device_ex_input,
+            attr: *mut ibv_device_attr_ex,
+            len: usize,
+        ) -> c_int {
+            assert_eq!((input.is_null(), len), (true, size_of::<ibv_device_attr_ex>()));
+            // SAFETY: the caller gave a struct of this length.
+            unsafe { ((*attr).orig_attr.max_mr, (*attr).odp_caps.general_caps) = (3, 1) };
+            0
+        }
+        let mut extended = context(usize::MAX, size_of::<verbs_context>());
+        extended.query_device_ex = Some(query);
+        // SAFETY: the context stands for an open one: all that is called is the function above.
+        let attr = unsafe { query_device_ex(inner(&mut extended)) }.unwrap();
+        assert_eq!((attr.orig_attr.max_mr, attr.odp_caps.general_caps), (3, 1));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! [`Buffer`]: bytes of a heap that a program made. Uses `pool`, `heap` and `slab`.
+//! [`Buffer`]: bytes of a heap that a program made. Uses `block` and `pool`.
 
 mod filling;
 #[cfg(test)]
@@ -6,16 +6,18 @@ mod tests;
 
 use crate::bytes_like::bytes_like;
 use crate::heap::Core;
-use crate::{Heap, pool, slab};
+use crate::{Heap, block, pool};
 use core::alloc::Layout;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 pub use filling::BufferFull;
-use rdmalloc_arenas::TakeError;
+use rdmalloc_arenas::{LINK_UNIT, TakeError};
 
 /// The least alignment of buffers: a cache line, so that no two share one.
 const ALIGN: usize = 64;
+
+const _: () = assert!(ALIGN >= LINK_UNIT);
 
 /// Bytes of a [`Heap`]: like a `Vec<u8>` that never moves and never grows beyond its capacity.
 ///
@@ -132,6 +134,7 @@ impl Buffer {
         let layout = Layout::from_size_align(capacity.max(1), align)
             .map_err(|_| TakeError::NotALayout { wanted: capacity, align })?
             .pad_to_align();
+        // Aligned enough for links that lie outside, so `block::take` would add nothing.
         let block = core.allocate(layout, zeroed)?;
         if zeroed && !block.zero {
             // SAFETY: the block is new, and of this size.
@@ -145,8 +148,8 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        // SAFETY: the block was taken by `Core::allocate`, which marks large ones; it was not resized, and is the buffer's.
-        unsafe { slab::size_of_block(self.start) }
+        // SAFETY: the block was taken by `Core::allocate`, and is the buffer's.
+        unsafe { block::size(self.start) }
     }
 
     /// How many bytes there is room for.
@@ -201,7 +204,7 @@ impl Buffer {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the block was taken by `Core::allocate`, was not resized, and goes with the buffer.
+        // SAFETY: the block was taken by `Core::allocate`, and goes with the buffer.
         unsafe { pool::give_back(self.start) };
     }
 }

@@ -393,8 +393,8 @@ impl Cache {
     fn create(&self, arenas: &Arenas, class: usize, span: Span) -> &'static Slab {
         debug_assert_eq!(span.slices, class::slices_of_class(class));
         // SAFETY: the callers have just taken the span, with the slices of this class.
-        let slab =
-            unsafe { Slab::create(span, class, self.name(), self.id, arenas.config().access.is_remote_writable()) };
+        let slab = unsafe { Slab::create(span, class, self.name(), self.id, arenas.has_links_outside()) };
+        slab.set_zero_on_free(arenas.is_free_memory_zero());
         // For the day when the span is a large block.
         slab.set_tag(arenas.config().tag);
         slab

@@ -42,11 +42,13 @@
 // global   the GlobalAlloc
 // hardened the same with checks (feature)
 // pool     heaps that a program makes
+// block    their blocks
 // buffer   their buffers
 // shared   buffers that are only read, by any number of owners
 // remote_slice   memory of a peer, as it is told over the wire
 // stable   that they fly
 // gather   messages of many pieces
+// allocator   collections in them (feature allocator-api2)
 // limits   what a heap may have registered
 // recv_pool   keeps a receive queue stocked with buffers
 // memory   what memory its arenas have
@@ -54,6 +56,9 @@
 //
 // bytes_like is what types that are bytes have in common.
 
+#[cfg(feature = "allocator-api2")]
+mod allocator;
+mod block;
 mod buffer;
 mod bytes_like;
 mod cache;

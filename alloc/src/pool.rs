@@ -18,7 +18,7 @@ use memmap2::MmapOptions;
 use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::Lock;
 use rdmalloc_arenas::{
-    Access, ArenaInfo, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention, tag_of,
+    Access, ArenaInfo, AttachError, Clock, Config, DetachError, Device, Policy, Registrar, Retention, SLICE, tag_of,
 };
 use std::time::Duration;
 
@@ -62,6 +62,7 @@ pub struct Builder {
     pub(crate) limited: Limited,
     retention: Retention,
     pub(crate) memory: Memory,
+    zero_on_free: bool,
 }
 
 /// Why a heap could not be made.
@@ -103,6 +104,26 @@ impl Builder {
         self
     }
 
+    /// Whether memory is cleared when it is given back, so that nobody finds what was in it: not who gets it next, and no peer that
+    /// reads it by the heap's rkey. Not unless said.
+    ///
+    /// All of a block is cleared, whatever its owner has used of it, since a peer may have written anywhere; by the thread that drops
+    /// it, before anybody can have it. That touches all of it: as much time as writing it once. Every byte of the heap's free memory is
+    /// zero then, unless a peer writes there.
+    ///
+    /// ```
+    /// use rdmalloc::{Access, Heap};
+    ///
+    /// let heap = Heap::builder().access(Access::REMOTE_READ).zero_on_free(true).build()?;
+    /// let secret = heap.buffer_from_slice(b"of one peer")?;
+    /// drop(secret); // no other peer reads it
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn zero_on_free(mut self, zero: bool) -> Builder {
+        self.zero_on_free = zero;
+        self
+    }
+
     /// Makes the heap. Memory is taken when the first buffer is.
     ///
     /// # Errors
@@ -138,6 +159,7 @@ impl Builder {
             self.limited.apply(&core.arenas);
             core.arenas.set_retention(self.retention);
             self.memory.apply(&core.arenas);
+            core.arenas.set_free_memory_zero(self.zero_on_free);
             core.handles.store(1, Relaxed);
             core.phase.open();
             slot.store(place, Release);
@@ -151,7 +173,7 @@ impl Heap {
     /// Begins a new heap.
     pub fn builder() -> Builder {
         let (limited, memory) = Default::default();
-        Builder { access: Access::default(), limited, retention: Retention::new(), memory }
+        Builder { access: Access::default(), limited, retention: Retention::new(), memory, zero_on_free: false }
     }
 
     /// What devices and peers may do with the heap's memory.
@@ -288,15 +310,20 @@ pub(crate) fn core_of_tag(tag: u32) -> Option<&'static Core> {
 ///
 /// # Safety
 ///
-/// `block` was allocated by [`Core::allocate`], has not been resized, and is the caller's.
+/// `block` was allocated by [`Core::allocate`], was marked anew if it was resized, and is the caller's.
 #[inline]
 pub(crate) unsafe fn give_back(block: NonNull<u8>) {
     // SAFETY: the block lies in a slab, or is marked as a large one.
     let slab = unsafe { slab::of_block(block) };
     let large = slab.large();
     if large > 0 {
-        give_back_large(block.addr().get(), large, slab.tag());
+        // SAFETY: the block is large, has so many slices, and is the caller's.
+        unsafe { give_back_large(block, large, slab.tag()) };
         return;
+    }
+    if slab.zero_on_free() {
+        // SAFETY: the block is the caller's, and this long.
+        unsafe { block.write_bytes(0, slab.block_size()) };
     }
     let cache = slab.cache();
     // SAFETY: the block lies in this slab, and is the caller's.
@@ -308,10 +335,16 @@ pub(crate) unsafe fn give_back(block: NonNull<u8>) {
     }
 }
 
-fn give_back_large(address: usize, slices: usize, tag: u32) {
-    if let Some(core) = core_of_tag(tag)
-        && core.take_large_back(address, slices)
-    {
+/// # Safety
+///
+/// It is a large block of so many slices, of the heap with that tag, and the caller's.
+unsafe fn give_back_large(block: NonNull<u8>, slices: usize, tag: u32) {
+    let Some(core) = core_of_tag(tag) else { return };
+    if core.arenas.is_free_memory_zero() {
+        // SAFETY: the block is the caller's, and this long.
+        unsafe { block.write_bytes(0, slices * SLICE) };
+    }
+    if core.take_large_back(block.addr().get(), slices) {
         end_if_empty(core);
     }
 }

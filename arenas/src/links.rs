@@ -1,8 +1,8 @@
 //! Links of free blocks, outside the blocks. Uses `table` and `region`.
 //!
 //! In a heap whose memory peers can write, nothing that the allocator trusts may lie in it. So the links between free blocks of
-//! such a heap are kept here: two bytes for each 64 of the region, at a place that follows from the block's address. Other
-//! heaps have no use for this, and the table is only reserved once a heap has.
+//! such a heap are kept here: two bytes for each 64 of the region, at a place that follows from the block's address; and those of
+//! a heap whose free memory is zero. Other heaps have no use for this, and the table is only reserved once a heap has.
 
 use crate::os;
 use crate::region::{CHUNK, Region};
@@ -60,7 +60,8 @@ pub(crate) fn forget(run: &Range<usize>) {
 ///
 /// # Safety
 ///
-/// The address is a multiple of [`LINK_UNIT`] in an open arena of a heap whose access is remotely writable.
+/// The address is a multiple of [`LINK_UNIT`] in an open arena of a heap that
+/// [has its links outside](crate::Arenas::has_links_outside).
 #[inline]
 #[must_use]
 pub unsafe fn link_of(address: usize) -> &'static AtomicU16 {

@@ -19,7 +19,8 @@
 //! instruction on memory and a branch.
 //!
 //! Links of free blocks lie in the blocks, except in a heap whose memory peers can write: there they lie outside
-//! (`rdmalloc_arenas::link_of`), so that whatever a peer writes over free memory, nothing that is trusted changes. Which it is
+//! (`rdmalloc_arenas::link_of`), so that whatever a peer writes over free memory, nothing that is trusted changes; and except in one
+//! whose free memory shall be all zeros. Which it is
 //! stands in the header ([`Slab::next_of`], [`Slab::link`]); the global heap's fast path knows that its own are inside.
 
 mod remote;
@@ -28,7 +29,7 @@ use crate::cache::Cache;
 use crate::{class, misuse};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rdmalloc_arenas::{LINK_UNIT, SLICE, SLICE_META, Span, link_of, meta_of, slice_of};
 pub(crate) use remote::{Freed, Remote, Taken};
 
@@ -95,6 +96,8 @@ struct Others {
     next_told: AtomicPtr<Slab>,
     /// In every slice of a slab: how many slices before it the slab begins.
     lead: AtomicU8,
+    /// Whether blocks are cleared by who gives them back. Changes as the slab is made.
+    zero_on_free: AtomicBool,
 }
 
 const _: () = assert!(size_of::<Slab>() == SLICE_META && align_of::<Slab>() <= SLICE_META);
@@ -116,7 +119,12 @@ pub(crate) static NO_SLAB: NoSlab = NoSlab(Slab {
     span: Cell::new(0),
     next: Cell::new(None),
     prev: Cell::new(None),
-    others: Others { remote: Remote::none(), next_told: AtomicPtr::new(ptr::null_mut()), lead: AtomicU8::new(0) },
+    others: Others {
+        remote: Remote::none(),
+        next_told: AtomicPtr::new(ptr::null_mut()),
+        lead: AtomicU8::new(0),
+        zero_on_free: AtomicBool::new(false),
+    },
 });
 
 /// See [`NO_SLAB`].
@@ -229,6 +237,17 @@ impl Slab {
         slab.until_alarm.set(0);
         slab.set_state(State::Current);
         slab
+    }
+
+    /// Whether who gives a block back clears it first. Anyone who has a block of the slab may ask.
+    #[inline(always)]
+    pub(crate) fn zero_on_free(&self) -> bool {
+        self.others.zero_on_free.load(Relaxed)
+    }
+
+    /// Says so, or not; by who has just made the slab.
+    pub(crate) fn set_zero_on_free(&self, zero: bool) {
+        self.others.zero_on_free.store(zero, Relaxed);
     }
 
     /// Notes in the header of a large span whose it is. The caller holds the span.

@@ -20,7 +20,7 @@ impl Arenas {
         let first = (address - region.base()) / SLICE;
         let begins = first == arena.run().start * SLICES_PER_CHUNK;
         // Where links lie outside, an arena has as many as it was opened for.
-        let outside = self.config.access.is_remote_writable();
+        let outside = self.has_links_outside();
         if !begins || outside || arena.word.is_pinned() || crosses_piece(arena, first, new) {
             return None;
         }

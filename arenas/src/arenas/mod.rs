@@ -334,8 +334,7 @@ impl Arenas {
         let first = region.take_run(count, align).map_err(no_memory)?;
         let Some(first) = first else { return Err(TakeError::AddressSpace { wanted: bytes, region: region.len() }) };
         let run = first..first + count;
-        let outside = self.config.access.is_remote_writable();
-        let links = if outside { links::prepare(&run) } else { Ok(()) };
+        let links = if self.has_links_outside() { links::prepare(&run) } else { Ok(()) };
         let arena = match links.and_then(|()| Arena::prepare(run.clone(), self.config.tag)) {
             Ok(arena) => arena,
             Err(source) => {
@@ -418,7 +417,7 @@ impl Arenas {
             arena.word.end_close(state);
         }
         if gone {
-            if self.config.access.is_remote_writable() {
+            if self.has_links_outside() {
                 links::forget(&run);
             }
             region.give_run(run);

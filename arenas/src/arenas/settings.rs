@@ -2,10 +2,11 @@
 //!
 //! Atomics that are read where they are needed: nobody waits, and each holds by itself.
 
+use super::Arenas;
 use super::limits::Policy;
 use super::retain::Clock;
 use crate::pages::Pages;
-use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::OnceLock;
 
 /// See the module.
@@ -31,6 +32,8 @@ pub(super) struct Settings {
     pub(super) pinning: AtomicU8,
     /// A [`Node`](crate::Node), as a number.
     pub(super) node: AtomicU64,
+    /// Whether who gives memory back clears it first.
+    zero_on_free: AtomicBool,
 }
 
 impl Settings {
@@ -47,6 +50,30 @@ impl Settings {
             pages: AtomicU8::new(Pages::Transparent as u8),
             pinning: AtomicU8::new(0),
             node: AtomicU64::new(0),
+            zero_on_free: AtomicBool::new(false),
         }
+    }
+}
+
+impl Arenas {
+    /// Says that all free memory of these arenas is zero: whoever gives some back clears it first. Before the first arena is
+    /// opened.
+    pub fn set_free_memory_zero(&self, zero: bool) {
+        self.settings.zero_on_free.store(zero, Relaxed);
+    }
+
+    /// Whether all free memory is zero, or what a peer has written there since.
+    #[inline]
+    #[must_use]
+    pub fn is_free_memory_zero(&self) -> bool {
+        self.settings.zero_on_free.load(Relaxed)
+    }
+
+    /// Whether links of free blocks lie outside the blocks ([`link_of`](crate::link_of)): where peers can write, lest anything that
+    /// they write is trusted; and where free memory is zero, lest the links are read there.
+    #[inline]
+    #[must_use]
+    pub fn has_links_outside(&self) -> bool {
+        self.config.access.is_remote_writable() || self.is_free_memory_zero()
     }
 }

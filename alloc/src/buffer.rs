@@ -1,6 +1,7 @@
 //! [`Buffer`]: bytes of a heap that a program made. Uses `block` and `pool`.
 
 mod filling;
+mod reading;
 #[cfg(test)]
 mod tests;
 

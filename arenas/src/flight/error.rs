@@ -76,6 +76,8 @@ impl<B> fmt::Display for FlyError<B> {
 
 impl<B> std::error::Error for FlyError<B> {}
 
+impl std::error::Error for Grounded {}
+
 impl fmt::Display for Grounded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -9,8 +9,8 @@ use rdmalloc::registrar::verbs::{ProtectionDomain, Verbs};
 use rdmalloc::{Access, Buffer, Device, Flight, Heap, RemoteSlice};
 use rdmalloc_examples::Queue;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Error};
-use std::os::{fd::AsRawFd, unix::fs::OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 /// What is read and written at once, and how many of them there are.
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Each block is read once, and written to all.
     for block in 0..BLOCKS {
         let mut buffer = heap.buffer_aligned(BLOCK, 4096)?;
-        read_block(&file, &mut buffer, block * BLOCK)?;
+        assert_eq!(buffer.read_at(&file, BLOCK, (block * BLOCK) as u64)?, BLOCK);
         let flight = device.fly(buffer)?;
         let sge = flight.sge()?.to_ibv();
         let id = flight.into_id_for(links.len() as u16).map_err(|_| "no replica, or too many")?;
@@ -114,19 +114,6 @@ impl Replica {
     }
 }
 
-/// Reads a block of the file into the room of a buffer. (`Read` wants bytes that were written before; the system does not.)
-fn read_block(file: &File, buffer: &mut Buffer, offset: usize) -> io::Result<()> {
-    let room = &mut buffer.spare_capacity_mut()[..BLOCK];
-    // SAFETY: the room is the buffer's, and so long.
-    let read = unsafe { libc::pread(file.as_raw_fd(), room.as_mut_ptr().cast(), BLOCK, offset as i64) };
-    if read != BLOCK as isize {
-        return Err(if read < 0 { Error::last_os_error() } else { io::ErrorKind::UnexpectedEof.into() });
-    }
-    // SAFETY: the system has written all of the room.
-    unsafe { buffer.set_len(BLOCK) };
-    Ok(())
-}
-
 /// Posts an RDMA write or read.
 ///
 /// # Safety
@@ -141,6 +128,6 @@ unsafe fn post(queue: &Queue, id: u64, opcode: u32, mut sge: ibv_sge, remote: Re
     // SAFETY: a live queue pair, and a complete work request, which is copied. The memory: the caller's duty.
     match unsafe { rdma_sys::ibv_post_send(queue.qp(), &mut wr, &mut std::ptr::null_mut()) } {
         0 => Ok(()),
-        errno => Err(Error::from_raw_os_error(errno)),
+        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }

@@ -7,7 +7,9 @@
 //! The last handle to go makes it Ending. From then on whoever frees a block looks whether it was the last; one at a time,
 //! and without a lock, since a heap's end calls devices: who has made it Draining looks, and who comes meanwhile makes it
 //! Again, which has the first look again. Between what a thread frees and its look at the phase, and between the change to
-//! Ending or Draining and the look for blocks, there is a fence: so either the one sees the phase, or the other the block.
+//! Ending or Draining and the look for blocks, there is a barrier, light there and heavy here (or a fence in both places, where that
+//! pair is not to be had): so either the one sees the phase, or the other the block. In a cache that is lent to a thread, the look at
+//! the phase can be spared; see `loan`.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};

@@ -13,7 +13,7 @@
 //!
 //! No touch is missed: who touches does so after what it tells of, and the maintainer looks after it began to listen. Between
 //! the two steps of each there is a lock that both take (a cache's gate, a shard's lock), or a fence on both sides
-//! ([`Bell::touch_after_fence`]).
+//! ([`Bell::touch_after_fence`]), or a light barrier there and the heavy one of the maintainer's pass here.
 
 use crate::os;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};

@@ -254,6 +254,26 @@ fn one_flight_of_several_completions_lands_with_the_last() {
 }
 
 #[test]
+fn one_completion_ends_flights_of_many_types() {
+    let (heap, _, device) = heap();
+    let ids = [
+        device.fly(filled(&heap, 1, 100)).unwrap().into_id(),
+        device.fly(filled(&heap, 2, 100).freeze()).unwrap().into_id(),
+        device.fly([filled(&heap, 3, 100), filled(&heap, 4, 100), filled(&heap, 5, 100)]).unwrap().into_id(),
+    ];
+    let twice = device.fly(filled(&heap, 6, 100)).unwrap().into_id_for(2).unwrap();
+    // SAFETY: there is no device.
+    unsafe {
+        ids.iter().for_each(|id| rdmalloc::drop_flight(*id).unwrap());
+        assert_eq!(rdmalloc::drop_flight(ids[1]), Err(IdError::Unknown { id: ids[1] }));
+        assert_eq!(rdmalloc::drop_flight(twice), Err(IdError::MoreToCome { left: 1 }));
+        assert_eq!(rdmalloc::drop_flight(twice), Ok(()));
+    }
+    assert_eq!((device.flights().under_way, device.hold_count()), (0, 0));
+    assert_eq!(heap.trim().open_arenas, 0, "all was freed");
+}
+
+#[test]
 fn flights_of_many_threads_are_each_one_s_own() {
     const EACH: usize = 20_000;
     let (heap, _, device) = heap();

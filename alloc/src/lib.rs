@@ -100,7 +100,8 @@ pub use rdmalloc_arenas::{
     Access, ArenaInfo, ArenaStats, AttachError, Budget, CaughtUp, Clock, DetachError, Device, DeviceStats, Event,
     Failures, Flight, Flights, FlyError, Grounded, Hold, HoldError, IdError, KeyError, Keys, Limits, MAX_DEVICES,
     Memlock, Name, NotRegistered, Overrun, Policy, Refusal, Refusals, RegisterError, Registered, Registrar, Retention,
-    Sge, SgeError, SgeMut, Sges, SgesError, SgesMut, StableBytes, StableBytesMut, State, TakeError, Times, registrar,
+    Sge, SgeError, SgeMut, Sges, SgesError, SgesMut, StableBytes, StableBytesMut, State, TakeError, Times, drop_flight,
+    registrar,
 };
 pub use rdmalloc_arenas::{Fallback, NoOnDemand, Node, OnDemand, Operations, Pages, Pinning, Placed, Resident};
 pub use recv_pool::{

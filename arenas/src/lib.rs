@@ -63,7 +63,7 @@ pub use arenas::{
 };
 pub use device::{Device, Hold, MAX_DEVICES};
 pub use error::{AttachError, DetachError, KeyError, NotRegistered, RegisterError, TakeError};
-pub use flight::{Flight, Flights, FlyError, Grounded, IdError, Overrun, StableBytes, StableBytesMut};
+pub use flight::{Flight, Flights, FlyError, Grounded, IdError, Overrun, StableBytes, StableBytesMut, drop_flight};
 pub use held::Budget;
 pub use hold::HoldError;
 pub use links::{LINK_UNIT, link_of};

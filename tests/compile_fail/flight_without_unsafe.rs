@@ -9,6 +9,7 @@ pub fn complete(id: u64, device: Device) {
     let _ = again().complete_send(); //~ E0133
     let _ = again().reclaim(); //~ E0133
     let _ = device.reclaim_flights(); //~ E0133
+    let _ = rdmalloc::drop_flight(id); //~ E0133
     let _ = Hold::from_raw(id); //~ E0133
     let _ = flight.into_id();
 }

@@ -82,7 +82,7 @@ pub enum GatherError {
         /// Bytes that it has.
         remaining: usize,
     },
-    /// The device is gone, or does not reach the header.
+    /// The device is gone, or does not reach the header, or only by several registrations.
     Sge(SgeError),
 }
 

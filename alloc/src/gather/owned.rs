@@ -93,6 +93,12 @@ impl Gathering {
             }
         }
         message.len = plan.len;
+        // Each part is to be one entry, as it was counted.
+        for part in &message.parts {
+            if let Part::Header(range) = part {
+                device.sge(&message.header.piece(0)[range.clone()]).map_err(GatherError::Sge)?;
+            }
+        }
         Ok(message)
     }
 }

@@ -152,6 +152,29 @@ impl Device {
     }
 }
 
+/// Ends the flight of an id, of whatever type, and drops what it had: where the value is not wanted any more, and where one
+/// completion tells of many work requests, each a flight of its own.
+///
+/// # Errors
+///
+/// [`IdError`], as [`Flight::from_id`], but for another type.
+///
+/// # Safety
+///
+/// As [`Flight::complete_send`].
+pub unsafe fn drop_flight(id: u64) -> Result<(), IdError> {
+    let slot = slots::find(id & INDEX).ok_or(IdError::Unknown { id })?;
+    match slot.word.land::<IdError>(id, || Ok(()))? {
+        Landing::Unknown => return Err(IdError::Unknown { id }),
+        Landing::More(left) => return Err(IdError::MoreToCome { left }),
+        Landing::Last => {}
+    }
+    // SAFETY: the slot is ours now, with what is in it; no device works on that, by the caller's word.
+    unsafe { slot.drop_cargo() };
+    end(slot);
+    Ok(())
+}
+
 /// The slot is empty and the caller's: gives it back, and ends the hold.
 fn end(slot: &'static Slot) {
     // SAFETY: the number was put there by `fly`, and the slot is used once.

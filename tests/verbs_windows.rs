@@ -393,3 +393,27 @@ fn verbs_windows_of_the_device_s_best_kind_and_their_cost() {
     }
     println!("bound and revoked by work requests {posted:?}, bound and let go {:?}", begin.elapsed() / TURNS);
 }
+
+#[test]
+fn verbs_a_child_of_fork_ends_no_window_of_its_parent() {
+    let Some(scene) = Scene::of(WindowKind::Type2) else { return };
+    let exposed = scene.expose(filled(&scene.heap, 1, 64), Access::REMOTE_WRITE);
+    let spare = filled(&scene.heap, 2, 64);
+    // SAFETY: the child allocates and prints nothing, and ends at once.
+    match unsafe { libc::fork() } {
+        0 => {
+            let refused = scene.windows.expose(spare, Access::REMOTE_WRITE, 1).is_err();
+            let kept = exposed.end().is_err();
+            // SAFETY: it ends the child, without what ends with its parent.
+            unsafe { libc::_exit(i32::from(!refused || !kept)) }
+        }
+        child => {
+            let mut status = -1;
+            // SAFETY: the child is this process's.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "the child has exposed or ended something");
+        }
+    }
+    assert_eq!(scene.write(remote(&exposed)), Status::SUCCESS);
+    assert_eq!(scene.revoke(exposed)[0], 0xee);
+}

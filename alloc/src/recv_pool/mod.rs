@@ -69,7 +69,7 @@ const BATCH: usize = 32;
 /// use rdmalloc::{Heap, RecvQueue};
 /// use std::sync::Arc;
 ///
-/// # struct Completion { wr_id: u64, status: u32, byte_len: u32 }
+/// # struct Completion { wr_id: u64, status: u32, byte_len: u32, was_write: bool }
 /// # fn example(qp: impl AsQueuePair, poll: impl Fn() -> Option<Completion>) -> Result<(), Box<dyn std::error::Error>> {
 /// let domain = Arc::new(ProtectionDomain::open(None)?);
 /// let heap = Heap::builder().build()?;
@@ -78,8 +78,9 @@ const BATCH: usize = 32;
 /// loop {
 ///     while let Some(wc) = poll() {
 ///         if pool.owns(wc.wr_id) {
+///             let len = if wc.was_write { 0 } else { wc.byte_len }; // IBV_WC_RECV_RDMA_WITH_IMM
 ///             // SAFETY: as polled from the queue's completion queue, once.
-///             let message = unsafe { pool.complete(wc.wr_id, wc.status, wc.byte_len) }?;
+///             let message = unsafe { pool.complete(wc.wr_id, wc.status, len) }?;
 ///             std::thread::spawn(move || println!("{} bytes", message.len()));
 ///         }
 ///     }
@@ -152,7 +153,8 @@ impl<Q: ReceiveQueue> RecvPool<Q> {
     /// # Safety
     ///
     /// A completion with this `wr_id`, `status` and `byte_len` was taken from a completion queue in which the receives of this
-    /// pool's queue complete, and is told here for the first time.
+    /// pool's queue complete, and is told here for the first time. Where its opcode is `IBV_WC_RECV_RDMA_WITH_IMM`, `byte_len` is
+    /// given as 0: the receive was used up by a peer's RDMA write, which has put its bytes elsewhere.
     pub unsafe fn complete(&mut self, id: u64, status: u32, byte_len: u32) -> Result<Bytes, RecvError> {
         let Shelves { places, ready, posted, returned, settings, stats, stopped, first_id, .. } = &mut self.stock;
         let number = id.wrapping_sub(*first_id);

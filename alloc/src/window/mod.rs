@@ -292,6 +292,9 @@ impl Shared {
     }
 
     fn make(&self) -> Result<Box<Node>, ExposeError> {
+        if !self.origin.is_here() {
+            return Err(ExposeError::ForkedChild);
+        }
         // SAFETY: the queue pair is live, so its domain is; and stays so as long as `owner`, which is dropped after the windows.
         let window = unsafe { Window::new(pd_of(self.qp), self.kind) }.map_err(ExposeError::NoWindow)?;
         self.counts.made.fetch_add(1, Relaxed);

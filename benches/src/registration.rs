@@ -12,7 +12,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::error::Error;
 
 /// The sizes of the buffers, in bytes.
-pub const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+pub const SIZES: [usize; 6] = [64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 
 static GLOBAL: Rdmalloc = Rdmalloc::new();
 

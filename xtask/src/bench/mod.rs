@@ -29,7 +29,7 @@ use std::fs;
 
 /// What the user chose.
 pub struct Options {
-    /// A tenth of the work.
+    /// Less work.
     pub quick: bool,
     /// Only these workloads, or groups of them; all, if empty.
     pub only: Vec<String>,
@@ -44,7 +44,7 @@ const FEWEST: u32 = 5;
 
 /// How much work a run is, in units of about a millisecond, and how often it runs.
 fn plan(options: &Options) -> Result<(u32, u32)> {
-    let (units, runs) = if options.quick { (50, FEWEST) } else { (500, 7) };
+    let (units, runs) = if options.quick { (50, FEWEST) } else { (800, 7) };
     let runs = options.runs.unwrap_or(runs);
     if runs < FEWEST {
         return Err(Error::Usage(format!("--runs takes {FEWEST} or more: fewer say nothing")));

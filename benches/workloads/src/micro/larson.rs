@@ -22,7 +22,7 @@ pub fn run<R: Reach>(scale: Scale) -> u64 {
     let mut fill = || Mutex::new((0..OBJECTS).map(|serial| object(&mut random, serial)).collect::<Vec<Block>>());
     let shares = [fill(), fill()];
     let mut bytes = 0;
-    for generation in 0..scale.of(1).div_ceil(2) as u64 {
+    for generation in 0..scale.of(1) as u64 {
         let taken = on_two(|lane| {
             // What was the other lane's in the last generation.
             let mut share = shares[(lane + generation) as usize % 2].lock().expect("not poisoned");

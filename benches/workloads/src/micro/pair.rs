@@ -40,10 +40,10 @@ pub fn small<R: Reach>(scale: Scale) -> u64 {
 
 /// Of 64 KiB.
 pub fn medium<R: Reach>(scale: Scale) -> u64 {
-    of::<R, { 64 << 10 }>(scale.of(128 << 10))
+    of::<R, { 64 << 10 }>(scale.of(256 << 10))
 }
 
 /// Of 4 MiB.
 pub fn large<R: Reach>(scale: Scale) -> u64 {
-    of::<R, { 4 << 20 }>(scale.of(16 << 10))
+    of::<R, { 4 << 20 }>(scale.of(96 << 10))
 }

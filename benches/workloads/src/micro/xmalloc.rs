@@ -14,7 +14,7 @@ pub fn run<R: Reach>(scale: Scale) -> u64 {
         let freeing = scope.spawn(move || take.into_iter().flatten().map(|block| block.len() as u64).sum::<u64>());
         let mut random = Random::new(3);
         let mut bytes = 0;
-        for turn in 0..scale.of(200) {
+        for turn in 0..scale.of(400) {
             // Not reserved: lists grow as lists do.
             let mut batch = Vec::new();
             for serial in 0..BATCH {

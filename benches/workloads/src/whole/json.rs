@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// For each unit; each takes some 560 bytes of text.
-const RECORDS: usize = 72;
+const RECORDS: usize = 45;
 
 #[derive(Serialize, Deserialize, PartialEq, Debug)]
 struct Document {

@@ -16,7 +16,7 @@ pub fn run<R: Reach>(scale: Scale) -> u64 {
     let mut random = Random::new(31);
     let mut hashed = Hashed::default();
     let mut ordered: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    for step in 0..scale.of(900) {
+    for step in 0..scale.of(3_000) {
         let number = random.below(KEYS);
         let key = format!("object/{number:08}/{}", number % 97);
         match random.below(8) {

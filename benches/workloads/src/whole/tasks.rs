@@ -78,7 +78,7 @@ async fn ask(client: u64, count: u64, requests: mpsc::Sender<Request>) -> u64 {
 }
 
 pub fn run<R: Reach>(scale: Scale) -> u64 {
-    let count = scale.of(50) as u64;
+    let count = scale.of(100) as u64;
     let runtime = Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
     runtime.block_on(async {
         let (send, requests) = mpsc::channel(64);

@@ -120,7 +120,7 @@ fn cargo(workspace: &Workspace, names: &[&str]) -> Result<Vec<Executable>> {
     let target = workspace.target.join("suite");
     let features = names.join(",");
     let (manifest, target) = (manifest.to_string_lossy(), target.to_string_lossy());
-    let args = ["build", "--release", "--locked", "--manifest-path", &manifest, "--target-dir", &target];
+    let args = ["build", "--release", "--manifest-path", &manifest, "--target-dir", &target];
     // snmalloc's build by the compiler alone leaves its assertions in; its usual one, with cmake, does not.
     let mut cargo = Cargo::new(workspace, false)?;
     for flags in ["CFLAGS", "CXXFLAGS"] {

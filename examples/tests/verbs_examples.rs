@@ -47,6 +47,11 @@ fn verbs_three_replicas_have_what_the_file_has() {
 }
 
 #[test]
+fn verbs_calls_are_answered_into_windows() {
+    run(env!("CARGO_BIN_EXE_rpc_echo"), &[], &["20 calls were answered, with 1 window"]);
+}
+
+#[test]
 fn examples_do_not_grow_beyond_150_lines() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin");
     for file in std::fs::read_dir(folder).unwrap() {

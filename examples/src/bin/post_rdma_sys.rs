@@ -5,7 +5,7 @@
 
 use rdmalloc::registrar::verbs::rdma_sys::{self, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 use rdmalloc::registrar::verbs::{ProtectionDomain, Verbs};
-use rdmalloc::{Access, Heap, Rdmalloc};
+use rdmalloc::{Access, Heap, Rdmalloc, RemoteSlice};
 use rdmalloc_examples::Queue;
 use std::mem::zeroed;
 use std::ptr::null_mut;
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // SAFETY: both live until their completions are here, below; nobody touches them before.
     unsafe {
         post_receive(&server, 1, target.to_ibv())?;
-        post(&client, 2, source.to_ibv(), ibv_wr_opcode::IBV_WR_SEND, (0, 0))?;
+        post(&client, 2, source.to_ibv(), ibv_wr_opcode::IBV_WR_SEND, None)?;
     }
     let received = server.completion()?;
     assert_eq!((received.wr_id, client.completion()?.wr_id), (1, 2));
@@ -40,10 +40,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Heap::builder().access(Access::REMOTE_WRITE | Access::REMOTE_READ).build()?;
     let reached = pool.attach(Verbs::new(Arc::clone(&domain)))?;
     let mut shelf = pool.buffer(64 << 10)?;
-    let remote = (shelf.as_ptr() as u64, reached.key(shelf.as_ptr())?.rkey); // the peer is told these two
+    let remote = shelf.remote_mut(reached)?; // what the peer is told: address, length and rkey, 20 bytes
     let goods: Vec<u8> = (0..50_000u32).map(|n| (n * n / 128) as u8).collect();
     // SAFETY: `goods` is neither changed nor dropped, and `shelf` not touched, before the completion.
-    unsafe { post(&client, 3, device.sge(&goods)?.to_ibv(), ibv_wr_opcode::IBV_WR_RDMA_WRITE, remote)? };
+    unsafe { post(&client, 3, device.sge(&goods)?.to_ibv(), ibv_wr_opcode::IBV_WR_RDMA_WRITE, Some(remote))? };
     assert_eq!(client.completion()?.wr_id, 3);
     // SAFETY: so many bytes were written.
     unsafe { shelf.set_len(goods.len()) };
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut copy: Vec<u8> = Vec::with_capacity(goods.len());
     let target = device.sge_mut(&mut copy.spare_capacity_mut()[..goods.len()])?;
     // SAFETY: as above, with `copy`.
-    unsafe { post(&client, 4, target.to_ibv(), ibv_wr_opcode::IBV_WR_RDMA_READ, remote)? };
+    unsafe { post(&client, 4, target.to_ibv(), ibv_wr_opcode::IBV_WR_RDMA_READ, Some(remote))? };
     assert_eq!(client.completion()?.wr_id, 4);
     // SAFETY: a READ that succeeds fills the whole entry.
     unsafe { copy.set_len(goods.len()) };
@@ -66,17 +66,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Posts a send, or a write to or a read from `remote` (address and rkey).
+/// Posts a send, or a write to or a read from `remote`.
 ///
 /// # Safety
 ///
 /// Until the completion, the memory lives: a source is not written, a target not touched at all.
-unsafe fn post(queue: &Queue, id: u64, mut sge: ibv_sge, opcode: u32, remote: (u64, u32)) -> std::io::Result<()> {
+unsafe fn post(
+    queue: &Queue,
+    id: u64,
+    mut sge: ibv_sge,
+    opcode: u32,
+    remote: Option<RemoteSlice>,
+) -> std::io::Result<()> {
     // SAFETY: integers, null pointers and unions of them: zeros are valid.
     let mut wr: ibv_send_wr = unsafe { zeroed() };
     (wr.wr_id, wr.sg_list, wr.num_sge, wr.opcode) = (id, &mut sge, 1, opcode);
     wr.send_flags = rdma_sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
-    wr.wr.rdma = rdma_sys::rdma_t { remote_addr: remote.0, rkey: remote.1 };
+    if let Some(remote) = remote {
+        wr.wr.rdma = rdma_sys::rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+    }
     // SAFETY: a live queue pair, and a complete work request, which is copied. The memory: the caller's duty.
     match unsafe { rdma_sys::ibv_post_send(queue.qp(), &mut wr, &mut null_mut()) } {
         0 => Ok(()),

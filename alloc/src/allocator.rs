@@ -10,6 +10,7 @@ use crate::{Heap, block, pool};
 use allocator_api2::alloc::{AllocError, Allocator};
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
+use rdmalloc_arenas::LINK_UNIT;
 
 /// Collections live in a heap: `Vec`, `Box` of `allocator-api2`, hashbrown's maps, whatever takes an `Allocator` of that crate's.
 ///
@@ -99,7 +100,10 @@ fn take(heap: &Heap, layout: Layout, zeroed: bool) -> Result<(NonNull<[u8]>, boo
         let dangling = NonNull::without_provenance(layout.align().try_into().map_err(|_| AllocError)?);
         return Ok((NonNull::slice_from_raw_parts(dangling, 0), true));
     }
-    let block = block::take(heap.core, layout, zeroed).map_err(|_| AllocError)?;
+    // Where links lie outside, each block must have one of its own.
+    let unit = if heap.core.arenas.has_links_outside() { LINK_UNIT } else { 1 };
+    let layout = layout.align_to(unit).map_err(|_| AllocError)?;
+    let block = heap.core.allocate(layout, zeroed).map_err(|_| AllocError)?;
     // SAFETY: just taken.
     let size = unsafe { block::size(block.start) };
     Ok((NonNull::slice_from_raw_parts(block.start, size), block.zero))

@@ -135,7 +135,7 @@ impl Buffer {
         let layout = Layout::from_size_align(capacity.max(1), align)
             .map_err(|_| TakeError::NotALayout { wanted: capacity, align })?
             .pad_to_align();
-        // Aligned enough for links that lie outside, so `block::take` would add nothing.
+        // Aligned enough for links that lie outside, too.
         let block = core.allocate(layout, zeroed)?;
         if zeroed && !block.zero {
             // SAFETY: the block is new, and of this size.

@@ -42,7 +42,7 @@
 // global   the GlobalAlloc
 // hardened the same with checks (feature)
 // pool     heaps that a program makes
-// block    their blocks
+// block    their blocks, known by their address
 // buffer   their buffers
 // shared   buffers that are only read, by any number of owners
 // remote_slice   memory of a peer, as it is told over the wire

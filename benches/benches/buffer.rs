@@ -87,6 +87,12 @@ fn buffer(criterion: &mut Criterion) {
             drop(black_box(buffer));
         });
     }
+    let clearing = Heap::builder().zero_on_free(true).build().expect("a heap");
+    for (name, size) in [("64-KiB", SIZE), ("4-MiB", 4 << 20)] {
+        bench(criterion, &format!("zero-on-free-{name}"), || {
+            drop(black_box(clearing.buffer(size).expect("a buffer")));
+        });
+    }
     drop(list);
     GLOBAL.detach(global).expect("detached");
     heap.detach(device).expect("detached");

@@ -12,7 +12,7 @@ use rdmalloc_arenas::{LINK_UNIT, SLICE};
 ///
 /// # Safety
 ///
-/// The block was taken from `core` by [`block::take`], was not given back since, and is the caller's.
+/// The block was allocated from `core`, was not given back since, and is the caller's.
 pub(super) unsafe fn grow(core: &Core, block: NonNull<u8>, layout: Layout) -> Option<(usize, usize)> {
     let address = block.addr().get();
     // SAFETY: the caller's promise.

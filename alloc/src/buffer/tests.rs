@@ -17,7 +17,7 @@ fn a_buffer_is_two_words_and_so_is_an_optional_one() {
 /// Takes a block, and looks at it as who frees it by its address does.
 fn check(core: &Core, size: usize, align: usize) {
     let layout = Layout::from_size_align(size, align).unwrap();
-    let block = block::take(core, layout, false).unwrap().start;
+    let block = core.allocate(layout, false).unwrap().start;
     // SAFETY: taken above.
     let found = unsafe { block::size(block) };
     assert!(found >= size && block.addr().get().is_multiple_of(align), "{size} at {align}: {found}");

@@ -7,7 +7,7 @@ use rdmalloc::{
     Access, Buffer, DetachError, Device, Flight, Gathered, Gathering, Heap, IdError, Rdmalloc, Sge, StableBytes,
     StableBytesMut,
 };
-use rdmalloc_tests::rig::{Depth, Domain, Memory, Queue, Status, domain_or_skip};
+use rdmalloc_tests::rig::{Depth, Domain, Memory, Queue, Remote, Status, domain_or_skip};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -231,6 +231,36 @@ fn verbs_one_signalled_completion_retires_many() {
     for (i, (id, buffer)) in ids.into_iter().zip(buffers).enumerate() {
         assert!(received::<Buffer>(&right, id) == *buffer && *buffer == pattern(2000, i as u8));
     }
+    heap.detach(device).unwrap();
+}
+
+#[test]
+fn verbs_one_signalled_completion_ends_flights_of_many_types() {
+    let Some(domain) = domain_or_skip() else { return };
+    let (heap, device) = heap(&domain);
+    let (left, _right) = Queue::pair(&domain, Depth::default()).unwrap();
+    let target = Memory::new(&domain, 300).unwrap();
+    fn post<B: StableBytes>(device: Device, queue: &Queue, value: B, target: Remote, signalled: bool) -> u64 {
+        let flight = device.fly(value).unwrap();
+        let list: Vec<_> = flight.sges().map(|sge| sge.unwrap().to_ibv()).collect();
+        let id = flight.into_id();
+        // SAFETY: the flight has the source until the completion of the last request.
+        unsafe { queue.post_list(id, &list, Some(target), signalled) }.unwrap();
+        id
+    }
+    let ids = [
+        post(device, &left, filled(&heap, &[1; 100]), target.remote(0), false),
+        post(device, &left, filled(&heap, &[2; 100]).freeze(), target.remote(100), false),
+        post(device, &left, [filled(&heap, &[3; 60]), filled(&heap, &[4; 40])], target.remote(200), true),
+    ];
+    assert_eq!(left.wait(TIMEOUT).unwrap().ok().unwrap().id, ids[2]);
+    for id in ids {
+        // SAFETY: the last request has completed, and so have those before it on the same queue.
+        unsafe { rdmalloc::drop_flight(id) }.unwrap();
+    }
+    let expected = [&[1; 100][..], &[2; 100], &[3; 60], &[4; 40]].concat();
+    assert!(target.to_vec(0, 300) == expected);
+    assert_eq!((device.flights().under_way, heap.trim().open_arenas), (0, 0));
     heap.detach(device).unwrap();
 }
 

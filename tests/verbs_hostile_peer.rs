@@ -182,3 +182,39 @@ fn verbs_a_peer_writes_over_all_that_is_free_while_the_owner_churns() {
         assert_eq!(heap.trim().open_arenas, 0);
     }
 }
+
+#[test]
+fn verbs_a_peer_that_reads_a_heap_that_is_cleared_finds_nothing_of_what_was_freed() {
+    const SECRET: u8 = 0x5e;
+    let Some(domain) = domain_or_skip() else { return };
+    let heap = Heap::builder().access(Access::REMOTE_READ).zero_on_free(true).build().unwrap();
+    let device = heap.attach(Verbs::new(domain.clone())).unwrap();
+    let secret = |len: usize| {
+        let mut buffer = heap.buffer(len).unwrap();
+        buffer.extend(std::iter::repeat_n(SECRET, len));
+        buffer
+    };
+    // What lives is not secret, and keeps the arena open. Freed: at once, by another thread, over and over.
+    let kept: Vec<_> = SIZES.iter().map(|size| heap.buffer_zeroed(*size).unwrap()).collect();
+    for round in 0..4 {
+        let mut here: Vec<_> =
+            (0..60).map(|n| secret(SIZES[n % SIZES.len()] - round % SIZES[n % SIZES.len()])).collect();
+        let there = here.split_off(30);
+        std::thread::spawn(move || drop(there)).join().unwrap();
+    }
+    let lives = secret(100);
+    let (own, peer) = Queue::pair(&domain, Depth::default()).unwrap();
+    let (window, mut found) = (Memory::new(&domain, 64 << 10).unwrap(), 0);
+    for memory in heap.arenas().into_iter().map(|arena| arena.memory) {
+        // Only what was used can have anything; it is taken from the lowest address on.
+        for at in memory.clone().step_by(64 << 10).take(1024) {
+            let from = Remote { addr: at as u64, rkey: device.key_of_address(at).unwrap().rkey };
+            // SAFETY: the target lives, and is looked at after the completion.
+            unsafe { peer.post_read(1, window.sge(0, 64 << 10), from) }.unwrap();
+            peer.wait(TIMEOUT).unwrap().ok().unwrap();
+            found += window.to_vec(0, 64 << 10).iter().filter(|byte| **byte == SECRET).count();
+        }
+    }
+    assert_eq!(found, lives.len(), "the peer sees what lives, so it looks in the right place, and nothing else");
+    drop((kept, own));
+}

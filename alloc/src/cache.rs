@@ -7,6 +7,8 @@
 //!
 //! A cache never opens an arena: it answers [`NoRoom`], and its user has room made while the cache is whole and unlocked.
 
+mod fork;
+
 use crate::class::{self, CLASSES, Kind, LiveBlocks};
 use crate::loan::Loan;
 use crate::slab::{self, NO_SLAB, Slab, State};
@@ -16,6 +18,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 use crossbeam_utils::{Backoff, CachePadded};
+pub(crate) use fork::Fate;
 use rdmalloc_arenas::sync::{Lock, LockGuard};
 use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
 
@@ -102,6 +105,10 @@ pub(crate) struct Cache {
     user: Cell<*const Slot>,
     /// A drain pass has asked for the cache to be flushed, and it has not been yet.
     pub(crate) asked: Cell<bool>,
+    /// At a fork: it was taken from its thread.
+    taken: Cell<bool>,
+    /// At a fork: no thread is in the middle of an operation with it. In a child: it can be used.
+    whole: Cell<bool>,
     /// Slabs that others freed into.
     told: CachePadded<AtomicPtr<Slab>>,
 }
@@ -124,6 +131,8 @@ impl Cache {
             gate: Lock::new(()),
             user: Cell::new(ptr::null()),
             asked: Cell::new(false),
+            taken: Cell::new(false),
+            whole: Cell::new(true),
             told: CachePadded::new(AtomicPtr::new(ptr::null_mut())),
         }
     }
@@ -216,8 +225,7 @@ impl Cache {
         true
     }
 
-    /// The gate, or none if whoever has it does not part with it soon: it was stopped by the system, or is a thread that this
-    /// process, a child of fork, does not have.
+    /// The gate, or none if whoever has it does not part with it soon, since it was stopped by the system.
     fn gate_soon(&self, patient: bool) -> Option<LockGuard<'_, ()>> {
         if patient {
             return Some(self.gate.lock());

@@ -3,12 +3,12 @@
 //! Caches are metadata: they lie in mappings of their own, outside every arena, and stay where they are for ever, since a
 //! thread that frees a block may come late to tell its owner.
 
-use crate::cache::Cache;
-use core::ops::Deref;
+use crate::cache::{Cache, Fate};
+use core::ops::{Deref, Range};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
 use memmap2::MmapOptions;
-use rdmalloc_arenas::sync::Lock;
+use rdmalloc_arenas::sync::{Lock, asymmetric};
 
 /// Caches in a mapping.
 const BATCH: usize = 64;
@@ -90,6 +90,71 @@ pub(crate) fn told(id: u32) -> &'static AtomicPtr<crate::slab::Slab> {
     // SAFETY: a number that a slab's word names was given to a cache, so it has been written there, for ever. Only the list,
     // which is everyone's, is reached through the reference. (The remainder changes nothing; it spares a panic's code.)
     unsafe { &*ALL[batch % BATCHES].load(Acquire).add(place) }.told()
+}
+
+fn each(numbers: Range<u32>, mut action: impl FnMut(&'static Cache)) {
+    for number in numbers.start as usize..numbers.end as usize {
+        // SAFETY: the callers' numbers are below the next, so they were given to caches, which were written before that, and live
+        // for ever. What the reference is used for is the business of the caches' gates.
+        action(unsafe { &*ALL[number / BATCH].load(Acquire).add(number % BATCH) });
+    }
+}
+
+/// Before a fork: takes the caches from this number on from their threads, and keeps them; the number after the last.
+pub(crate) fn hold_from(first: u32) -> u32 {
+    let end = *NEXT.lock();
+    each(first..end, Cache::hold);
+    end
+}
+
+/// Then, if these are all caches (nobody makes one meanwhile): keeps the lists still, and finds out which caches no thread is just
+/// using. If there are more, nothing.
+pub(crate) fn hold_lists(end: u32) -> bool {
+    RETIRED.hold();
+    if *NEXT.hold() != end {
+        // SAFETY: held just before.
+        unsafe {
+            NEXT.release();
+            RETIRED.release();
+        }
+        return false;
+    }
+    let barrier = asymmetric::heavy();
+    each(1..end, |cache| cache.note_whole(barrier));
+    true
+}
+
+/// After the fork, in the parent.
+///
+/// # Safety
+///
+/// This thread has called [`hold_lists`], which returned true, and not this since.
+pub(crate) unsafe fn release() {
+    // SAFETY: all that is released is held.
+    unsafe {
+        each(1..*NEXT.held(), |cache| cache.release());
+        NEXT.release();
+        RETIRED.release();
+    }
+}
+
+/// After it, in the child: `orphan` is given each cache that is whole and has no thread here. `is_gone`: whether the heap with
+/// a tag is left out of children.
+///
+/// # Safety
+///
+/// This thread is a copy of one that has called [`hold_lists`], which returned true, and has not called this.
+pub(crate) unsafe fn release_in_child(is_gone: impl Fn(u32) -> bool, mut orphan: impl FnMut(Owned)) {
+    // SAFETY: all that is released is held. The right to use a cache was its thread's, which is not in this process.
+    unsafe {
+        each(1..*NEXT.held(), |cache| {
+            if cache.release_in_child(is_gone(cache.tag())) == Fate::Orphan {
+                orphan(Owned(cache));
+            }
+        });
+        NEXT.release();
+        RETIRED.release();
+    }
 }
 
 /// Caches that have no user now.

@@ -45,7 +45,7 @@ pub(crate) static GLOBAL: Core = Core::new(
 );
 
 /// What threads allocate from while they are inside the arenas. No device is ever attached to it.
-static INTERNAL: Core = Core::new(
+pub(crate) static INTERNAL: Core = Core::new(
     Config { access: Access::LOCAL_READ, policy: Policy::Prefer, serves_children: true, tag: INTERNAL_TAG },
     &NOBODY,
 );

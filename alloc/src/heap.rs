@@ -131,6 +131,81 @@ impl Core {
         }
     }
 
+    /// Before a fork, first: waits for who has a shard or a drain pass, and keeps them.
+    pub(crate) fn hold_shards(&self) {
+        self.sweeping.hold();
+        self.shards.iter().for_each(|shard| {
+            shard.hold();
+        });
+    }
+
+    /// After it, in parent and child.
+    ///
+    /// # Safety
+    ///
+    /// This thread, or the one of which it is a copy, has called [`hold_shards`](Self::hold_shards), and not this since.
+    pub(crate) unsafe fn release_shards(&self) {
+        // SAFETY: `hold_shards` took them.
+        unsafe {
+            self.shards.iter().for_each(|shard| shard.release());
+            self.sweeping.release();
+        }
+    }
+
+    /// Before a fork, after the caches' gates: keeps the idle ones.
+    pub(crate) fn hold_idle(&self) {
+        self.idle.hold();
+    }
+
+    /// After it, in parent and child; or when there are more gates.
+    ///
+    /// # Safety
+    ///
+    /// As [`release_shards`](Self::release_shards), of [`hold_idle`](Self::hold_idle).
+    pub(crate) unsafe fn release_idle(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.idle.release() }
+    }
+
+    /// In a child of fork: takes a cache that no thread has.
+    pub(crate) fn take_in(&self, orphan: Owned) {
+        self.idle.lock().push(orphan);
+    }
+
+    /// In a child of fork, with all locks open, and after the caches have been told.
+    ///
+    /// # Safety
+    ///
+    /// As [`Arenas::in_child`].
+    pub(crate) unsafe fn in_child(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.arenas.in_child() };
+        // The maintainer is not in this process, nor who looked whether a block is left.
+        self.bell.end();
+        self.phase.renew();
+        if self.arenas.is_gone() || self.phase.is_ended() {
+            // Whatever caches there were is left to itself. (Of a heap that was just ending, they may be anywhere.)
+            // SAFETY: the caller's promise: there is no other thread.
+            unsafe {
+                self.shards.iter().for_each(|shard| shard.renew(None));
+                self.idle.renew(Idle::new());
+            }
+            self.caches.store(ptr::null_mut(), Release);
+            return;
+        }
+        // Drain passes shall not come to those that are lost.
+        // SAFETY: null, or a cache, which lives for ever.
+        let mut next = unsafe { self.caches.swap(ptr::null_mut(), Acquire).as_ref() };
+        while let Some(cache) = next {
+            next = cache.sibling.take();
+            if !cache.is_lost() {
+                // SAFETY: as above.
+                cache.sibling.set(unsafe { self.caches.load(Acquire).as_ref() });
+                self.caches.store(ptr::from_ref(cache).cast_mut(), Release);
+            }
+        }
+    }
+
     /// Has room made for what a cache could not serve.
     ///
     /// First what caches hold without need is given back; an arena is opened if that is not enough.
@@ -283,6 +358,9 @@ impl Core {
     #[inline(never)]
     fn allocate_slow(&self, layout: Layout, zeroed: bool) -> Result<Block, TakeError> {
         let (kind, align) = (kind_of(layout), layout.align());
+        if self.arenas.is_gone() {
+            return Err(TakeError::NotInChild);
+        }
         loop {
             let result = places::with_own(self, true, |cache| cache.allocate(&self.arenas, kind, align, zeroed));
             match result.map_or_else(|| self.allocate_from_shard(kind, align, zeroed), Ok)? {
@@ -369,6 +447,9 @@ impl Core {
                 cache.rebook(&self.arenas, slab);
             }
         };
+        if self.arenas.is_gone() {
+            return false;
+        }
         let owner = slab.cache();
         if !places::with_own_same(self, owner, push) {
             let shard = self.shards[thread::shard(SHARDS)].try_lock();

@@ -35,6 +35,7 @@
 // cache    all slabs of one owner; spare spans
 // caches   all caches, by number
 // phase    where a heap is in its life
+// fork     what becomes of all this in a child of fork
 // heap     the core of a heap: its arenas, its caches, its shards
 // thread   which cache is mine
 // places   which caches of heaps that a program makes are lent to this thread
@@ -65,6 +66,7 @@ mod cache;
 mod caches;
 mod claim;
 mod class;
+mod fork;
 mod gather;
 mod global;
 #[cfg(feature = "hardened")]

@@ -196,11 +196,14 @@ impl Maintainer {
     /// Has the thread look at the heap now, and waits until it has: a drain pass, if anybody has used the heap since the
     /// last, retention, headroom.
     pub fn round(&self) -> Maintained {
+        if self.is_inherited() {
+            return self.done();
+        }
         let mut books = self.shared.books();
         books.asked += 1;
         let mine = books.asked;
         self.core.bell.call();
-        while books.done < mine && !books.ended && !self.is_inherited() {
+        while books.done < mine && !books.ended {
             books = self.shared.done.wait(books).unwrap_or_else(PoisonError::into_inner);
         }
         books.maintained
@@ -209,6 +212,10 @@ impl Maintainer {
     /// What it has done so far.
     #[must_use]
     pub fn done(&self) -> Maintained {
+        if self.is_inherited() {
+            // The thread, which is not in this process, may have been writing them.
+            return self.shared.books.try_lock().map(|books| books.maintained).unwrap_or_default();
+        }
         self.shared.books().maintained
     }
 

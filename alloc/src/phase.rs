@@ -79,6 +79,11 @@ impl<A: Atomic64> Phase<A> {
         matches!(self.0.load(Relaxed), ENDING | DRAINING | AGAIN)
     }
 
+    /// Whether the last block is gone, and nobody may use the heap.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.0.load(Acquire) == ENDED
+    }
+
     /// Whether the caller shall look for blocks. If not, somebody does after this, or need not.
     pub(crate) fn begin_drain(&self) -> bool {
         let drain = |phase| match phase {
@@ -97,6 +102,11 @@ impl<A: Atomic64> Phase<A> {
     /// The caller has looked and found no block.
     pub(crate) fn end(&self) {
         self.change(|_| Some(ENDED));
+    }
+
+    /// In a child of fork: who was looking for blocks is not in this process. The next block that is freed has somebody look.
+    pub(crate) fn renew(&self) {
+        self.change(|phase| matches!(phase, DRAINING | AGAIN).then_some(ENDING));
     }
 
     /// The core may be used again.

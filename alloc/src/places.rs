@@ -209,6 +209,11 @@ pub(crate) fn revoke(cache: &Cache) {
     cache.loan.revoke();
 }
 
+/// Whether the thread may use the cache now.
+pub(crate) fn has(cache: &Cache, slot: &Slot) -> bool {
+    cache.loan.is_to(pointer(slot))
+}
+
 /// Whether the thread is in a fast operation with the cache.
 pub(crate) fn is_using(slot: &Slot, cache: &Cache) -> bool {
     slot.places.using.is_of(pointer(cache))

@@ -1,6 +1,7 @@
 //! Heaps that a program makes: [`Heap`], with access flags of its own. Uses `heap`.
 
 use crate::cache::Cache;
+use crate::fork;
 use crate::global::FIRST_HEAP_TAG;
 use crate::heap::Core;
 use crate::limits::Limited;
@@ -31,7 +32,7 @@ static CORES: [AtomicPtr<Core>; MAX_HEAPS] = [const { AtomicPtr::new(ptr::null_m
 /// Where the maintainers of these heaps sleep.
 static BELLS: [Bell; MAX_HEAPS] = [const { Bell::new() }; MAX_HEAPS];
 /// Held while a heap is made.
-static CHANGE: Lock<()> = Lock::new(());
+pub(crate) static CHANGE: Lock<()> = Lock::new(());
 
 /// A heap of its own: arenas with access flags of their own, out of which a program takes buffers.
 ///
@@ -63,6 +64,7 @@ pub struct Builder {
     retention: Retention,
     pub(crate) memory: Memory,
     zero_on_free: bool,
+    serves_children: bool,
 }
 
 /// Why a heap could not be made.
@@ -125,17 +127,30 @@ impl Builder {
         self
     }
 
+    /// Whether children of `fork` have the heap; they do not, unless said.
+    ///
+    /// A heap that they do not have costs a fork nothing (the kernel copies pinned memory at once, some 100 ms for each 64 MiB
+    /// of 4 KiB pages), and its memory is not there in a child: buffers that it inherits can be dropped, and are not to be looked at
+    /// (that is a segmentation fault); new ones, and devices, are refused ([`TakeError::NotInChild`](crate::TakeError::NotInChild)).
+    /// Collections of such a heap must not be dropped in a child, since they look at what they hold. A child may make heaps of its
+    /// own.
+    pub fn serves_children(mut self, serves: bool) -> Builder {
+        self.serves_children = serves;
+        self
+    }
+
     /// Makes the heap. Memory is taken when the first buffer is.
     ///
     /// # Errors
     ///
     /// [`BuildError`].
     pub fn build(self) -> Result<Heap, BuildError> {
+        fork::install();
         let _change = CHANGE.lock();
         let config = |index: usize| Config {
             access: self.access,
             policy: Policy::Require,
-            serves_children: false,
+            serves_children: self.serves_children,
             tag: FIRST_HEAP_TAG + index as u32,
         };
         for (index, slot) in CORES.iter().enumerate() {
@@ -174,7 +189,9 @@ impl Heap {
     /// Begins a new heap.
     pub fn builder() -> Builder {
         let (limited, memory) = Default::default();
-        Builder { access: Access::default(), limited, retention: Retention::new(), memory, zero_on_free: false }
+        let retention = Retention::new();
+        let (zero_on_free, serves_children) = (false, false);
+        Builder { access: Access::default(), limited, retention, memory, zero_on_free, serves_children }
     }
 
     /// What devices and peers may do with the heap's memory.
@@ -307,6 +324,12 @@ pub(crate) fn core_of_tag(tag: u32) -> Option<&'static Core> {
     unsafe { CORES.get(index as usize)?.load(Acquire).as_ref() }
 }
 
+/// Each core that a heap has, or had. (They are made one after the other.)
+pub(crate) fn each_core(action: impl FnMut(&'static Core)) {
+    // SAFETY: cores live for ever.
+    CORES.iter().map_while(|slot| unsafe { slot.load(Acquire).as_ref() }).for_each(action);
+}
+
 /// Gives a block back to its heap, which is found by its address; ends the heap with it, if nothing else is left of it.
 ///
 /// # Safety
@@ -323,6 +346,10 @@ pub(crate) unsafe fn give_back(block: NonNull<u8>) {
         return;
     }
     if slab.zero_on_free() {
+        if core_of(block.addr().get()).is_none_or(|core| core.arenas.is_gone()) {
+            // A child of fork does not have it.
+            return;
+        }
         // SAFETY: the block is the caller's, and this long.
         unsafe { block.write_bytes(0, slab.block_size()) };
     }
@@ -340,7 +367,7 @@ pub(crate) unsafe fn give_back(block: NonNull<u8>) {
 ///
 /// It is a large block of so many slices, of the heap with that tag, and the caller's.
 unsafe fn give_back_large(block: NonNull<u8>, slices: usize, tag: u32) {
-    let Some(core) = core_of_tag(tag) else { return };
+    let Some(core) = core_of_tag(tag).filter(|core| !core.arenas.is_gone()) else { return };
     if core.arenas.is_free_memory_zero() {
         // SAFETY: the block is the caller's, and this long.
         unsafe { block.write_bytes(0, slices * SLICE) };
@@ -381,7 +408,8 @@ unsafe fn give_back_slow(slab: &'static Slab, block: NonNull<u8>) {
 /// Devices are called, so no lock is held; see `phase`.
 #[cold]
 pub(crate) fn end_if_empty(core: &Core) {
-    if !core.phase.begin_drain() {
+    // In a child of fork that does not have the heap, its core is never another's: buffers may be left that lead to it.
+    if core.arenas.is_gone() || !core.phase.begin_drain() {
         return;
     }
     loop {

@@ -20,6 +20,7 @@
 use crate::cache::Cache;
 use crate::caches::Owned;
 use crate::claim::ThreadClaim;
+use crate::fork;
 use crate::global::GLOBAL;
 use crate::places::{self, Places};
 use core::cell::Cell;
@@ -139,6 +140,7 @@ fn adopt(slot: &Slot) -> Option<&'static Cache> {
     if ptr::eq(slot.claim.current(), &ENDED.0) {
         return None;
     }
+    fork::install();
     let raw = inside(|| GLOBAL.adopt())?.into_raw();
     // SAFETY: caches live for ever.
     let cache = unsafe { raw.as_ref() };
@@ -151,23 +153,37 @@ fn adopt(slot: &Slot) -> Option<&'static Cache> {
 /// Sees to it that the thread's end is told, which a thread that has a cache must. Whether it will be; if not, the thread has
 /// no cache after this.
 pub(crate) fn tells_its_end(slot: &Slot) -> bool {
-    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
     // Before it is so: glibc may allocate for it (in a C program, from us), which shall not begin the same again.
     if slot.tells_its_end.replace(true) {
         return true;
     }
-    let key = *KEY.get_or_init(|| {
-        let mut key = 0;
-        // SAFETY: the pointer is to a local; `end` has the signature and may run on any thread.
-        (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
-    });
     // SAFETY: the key was made above and is never deleted.
-    let done = key.is_some_and(|key| unsafe { libc::pthread_setspecific(key, ptr::from_ref(slot).cast()) } == 0);
+    let done = key().is_some_and(|key| unsafe { libc::pthread_setspecific(key, ptr::from_ref(slot).cast()) } == 0);
     if !done {
         slot.tells_its_end.set(false);
         part(slot, &NONE.0);
     }
     done
+}
+
+/// The key by which the system tells of a thread's end; `None`: it has no more.
+pub(crate) fn key() -> Option<libc::pthread_key_t> {
+    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+    *KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: the pointer is to a local; `end` has the signature and may run on any thread.
+        (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
+    })
+}
+
+/// Whether a slot is this thread's.
+pub(crate) fn is_mine(slot: *const Slot) -> bool {
+    SLOT.with(|mine| ptr::eq(mine, slot))
+}
+
+/// Whether a thread may use the cache now, which it has. The gate is held.
+pub(crate) fn has(cache: &Cache, slot: &Slot) -> bool {
+    if cache.is_lent() { places::has(cache, slot) } else { ptr::eq(slot.claim.current(), cache) }
 }
 
 /// The end of a thread that had a cache.

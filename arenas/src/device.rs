@@ -44,6 +44,8 @@ struct Column {
     generation: AtomicU32,
     /// The words of handles and errors, for those who ask why there are no keys.
     handles: AtomicPtr<AtomicU64>,
+    /// In a child of fork: the generation of the device that the parent had here. Devices' generations are odd.
+    parents: AtomicU32,
     /// What all heaps of the process have registered with the device.
     held: Held,
     name: NamePlace,
@@ -56,6 +58,7 @@ static COLUMNS: [Column; MAX_DEVICES] = [const {
         len: AtomicUsize::new(0),
         generation: AtomicU32::new(0),
         handles: AtomicPtr::new(ptr::null_mut()),
+        parents: AtomicU32::new(0),
         held: Held::new(),
         name: NamePlace::new(),
     }
@@ -65,11 +68,11 @@ static COLUMNS: [Column; MAX_DEVICES] = [const {
 static HOLDS: [CachePadded<Holds>; MAX_DEVICES] = [const { CachePadded::new(Holds::none()) }; MAX_DEVICES];
 
 /// Who has the columns, and what only registering needs to know.
-static SLOTS: Lock<[Slot; MAX_DEVICES]> =
+pub(crate) static SLOTS: Lock<[Slot; MAX_DEVICES]> =
     Lock::new([const { Slot { identity: None, heaps: 0, generation: 0, tables: None } }; MAX_DEVICES]);
 
 #[derive(Debug)]
-struct Slot {
+pub(crate) struct Slot {
     identity: Option<NonZeroUsize>,
     /// How many heaps have the device attached.
     heaps: usize,
@@ -190,12 +193,19 @@ impl Device {
     }
 
     fn why_not(self, address: usize) -> KeyError {
+        let child = KeyError::NotRegistered(NotRegistered::ForkedChild);
         if !self.is_current() {
-            return if self.is_lost() && self.is_attached() { KeyError::Lost } else { KeyError::Detached };
+            return if self.is_parents() {
+                child
+            } else if self.is_lost() && self.is_attached() {
+                KeyError::Lost
+            } else {
+                KeyError::Detached
+            };
         }
         let Some(arena) = Arena::of(address) else { return KeyError::Foreign };
         if crate::os::is_forked_child() {
-            return KeyError::NotRegistered(NotRegistered::ForkedChild);
+            return child;
         }
         KeyError::NotRegistered(match arena.word.state() {
             State::Live => self.reason(arena).unwrap_or(NotRegistered::OtherHeap),
@@ -286,6 +296,19 @@ fn decode(word: u64) -> Keys {
     Keys { lkey: (!word >> 32) as u32, rkey: !word as u32 }
 }
 
+/// In a child of fork: all devices are the parent's, and their columns free. One that is held stays so until its last hold
+/// goes: where the holders are threads of the parent's, for ever.
+pub(crate) fn forget_all() {
+    let mut slots = SLOTS.lock();
+    for (index, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.heaps > 0) {
+        (slot.heaps, slot.identity) = (0, None);
+        let device = Device { column: &COLUMNS[index], generation: slot.generation };
+        device.column.parents.store(device.generation, Relaxed);
+        device.holds().close();
+        device.end_generation();
+    }
+}
+
 /// A column that a heap has taken; the heap's role keeps it. Only the role's holder calls its methods.
 #[derive(Debug)]
 pub(crate) struct Slotted {
@@ -346,6 +369,9 @@ impl Slotted {
     pub(crate) fn release(self) {
         let mut slots = SLOTS.lock();
         let slot = &mut slots[self.device.slot()];
+        if self.device.is_parents() {
+            return;
+        }
         slot.heaps -= 1;
         if slot.heaps == 0 {
             slot.identity = None;

@@ -122,8 +122,10 @@ pub enum AttachError {
         /// Its name.
         device: String,
     },
-    /// This process is a child of fork of the one that owns the heap.
+    /// This process is a child of the one that owns the heap, made without calling what `pthread_atfork` has installed (`clone`).
     ForkedChild,
+    /// This process is a child of fork, and the heap's memory is not in children.
+    NotInChild,
     /// There is no address space or memory for the tables.
     NoMemory(io::Error),
 }
@@ -162,9 +164,10 @@ impl fmt::Display for AttachError {
                  whole heap from them; unset RDMAV_FORK_SAFE and IBV_FORK_SAFE and do not call ibv_fork_init: Linux 5.12 and later \
                  need neither"
             ),
-            Self::ForkedChild => {
-                f.write_str("a child of fork cannot attach devices to its parent's heap; call exec first")
-            }
+            Self::ForkedChild => f.write_str(
+                "a child made by clone cannot attach devices to its parent's heap; call exec first, or use fork",
+            ),
+            Self::NotInChild => f.write_str(NOT_IN_CHILD),
             Self::NoMemory(error) => write!(f, "no memory for the tables of a device: {error}"),
         }
     }
@@ -262,7 +265,12 @@ pub enum TakeError {
     },
     /// The new arena was not registered with a device, and the heap only serves registered memory.
     Register(RegisterError),
+    /// This process is a child of fork, and the heap's memory is not in children.
+    NotInChild,
 }
+
+const NOT_IN_CHILD: &str = "the heap was made to be left out of children of fork, of which this process is one; make a heap here, or \
+                            make that one with `serves_children(true)`, which lets fork copy it";
 
 impl fmt::Display for TakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -282,6 +290,7 @@ impl fmt::Display for TakeError {
                 isize::MAX
             ),
             Self::NoMemory { wanted, source } => write!(f, "no memory for an arena of {} KiB: {source}", wanted >> 10),
+            Self::NotInChild => f.write_str(NOT_IN_CHILD),
             Self::Register(error) => error.fmt(f),
         }
     }
@@ -290,7 +299,7 @@ impl fmt::Display for TakeError {
 impl std::error::Error for TakeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::AddressSpace { .. } | Self::NotALayout { .. } => None,
+            Self::AddressSpace { .. } | Self::NotALayout { .. } | Self::NotInChild => None,
             Self::NoMemory { source, .. } => Some(source),
             Self::Register(error) => Some(error),
         }

@@ -1,4 +1,4 @@
-//! Who uses a device now: the count for which a detach waits, and whether the device is lost. Uses `sync`.
+//! Who uses a device now: the count for which a detach waits, and whether the device is lost. Uses `sync`, and the futex of `os`.
 //!
 //! One word for each column of devices:
 //!
@@ -14,11 +14,11 @@
 //! generation are all zero before the next device is opened in the column: a hold that never ends (its work request was lost
 //! with the device) keeps the column, and is counted for ever.
 
+use crate::os;
 use crate::sync::Atomic64;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 const HOLDS: u64 = (1 << 28) - 1;
 const DRAINER: u64 = 1 << 28;
@@ -59,45 +59,54 @@ impl core::fmt::Display for HoldError {
 
 impl std::error::Error for HoldError {}
 
-/// The room in which drainers wait until they are woken. Generic so that the model waits on loom's primitives.
+/// The room in which drainers wait until they are woken: a count of calls, on which they sleep. Generic so that the model runs
+/// the same code.
+///
+/// No wake is missed: who waits reads the count, looks whether what it waits for is so, and sleeps while the count is what it
+/// was; who wakes has done what is waited for before it counts.
 pub(crate) trait Room {
-    /// Wakes all who wait. What they wait for was written before.
+    /// How often it was called.
+    fn calls(&self) -> u32;
+    /// Counts a call, and wakes all who sleep.
     fn wake(&self);
+    /// Sleeps while so many calls were made, for so long at most. May return early.
+    fn sleep_while(&self, calls: u32, at_most: Option<Duration>);
+
     /// Waits until `done`, or the deadline; `None`: as long as it takes. What `done` said last.
-    fn wait(&self, deadline: Option<Instant>, done: impl FnMut() -> bool) -> bool;
+    fn wait(&self, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> bool {
+        loop {
+            let calls = self.calls();
+            if done() {
+                return true;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return false;
+            }
+            self.sleep_while(calls, left);
+        }
+    }
 }
 
-/// The one room of the process: detaching is rare, so it serves all devices.
+/// The one room of the process: detaching is rare, so it serves all devices. Nothing in it that a child of fork could find
+/// locked.
 #[derive(Debug)]
-pub(crate) struct OneRoom {
-    lock: Mutex<()>,
-    woken: Condvar,
-}
+pub(crate) struct OneRoom(AtomicU32);
 
-pub(crate) static ROOM: OneRoom = OneRoom { lock: Mutex::new(()), woken: Condvar::new() };
+pub(crate) static ROOM: OneRoom = OneRoom(AtomicU32::new(0));
 
 impl Room for OneRoom {
-    fn wake(&self) {
-        // With the lock, or a drainer that has just looked would go to sleep after this.
-        let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.woken.notify_all();
+    fn calls(&self) -> u32 {
+        self.0.load(Acquire)
     }
 
-    fn wait(&self, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> bool {
-        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while !done() {
-            lock = match deadline {
-                None => self.woken.wait(lock).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return false;
-                    }
-                    self.woken.wait_timeout(lock, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-        true
+    fn wake(&self) {
+        self.0.fetch_add(1, Release);
+        os::wake_all(&self.0);
+    }
+
+    fn sleep_while(&self, calls: u32, at_most: Option<Duration>) {
+        os::sleep_while(&self.0, calls, at_most);
     }
 }
 
@@ -289,28 +298,31 @@ mod models {
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
 
+    /// The kernel compares the count under a lock that who wakes takes.
     #[derive(Default)]
     struct LoomRoom {
-        lock: Mutex<()>,
+        calls: loom::sync::atomic::AtomicU32,
+        kernel: Mutex<()>,
         woken: Condvar,
     }
 
     impl Room for LoomRoom {
+        fn calls(&self) -> u32 {
+            self.calls.load(Acquire)
+        }
+
         fn wake(&self) {
-            let _lock = self.lock.lock().unwrap();
+            self.calls.fetch_add(1, Release);
+            let _kernel = self.kernel.lock().unwrap();
             self.woken.notify_all();
         }
 
-        /// A deadline, whatever it is, has always come: the drain that does not wait. loom knows no clock.
-        fn wait(&self, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> bool {
-            let mut lock = self.lock.lock().unwrap();
-            while !done() {
-                if deadline.is_some() {
-                    return false;
-                }
-                lock = self.woken.wait(lock).unwrap();
+        fn sleep_while(&self, calls: u32, at_most: Option<Duration>) {
+            assert!(at_most.is_none(), "the models' deadlines are over: loom knows no clock");
+            let kernel = self.kernel.lock().unwrap();
+            if self.calls.load(Acquire) == calls {
+                drop(self.woken.wait(kernel).unwrap());
             }
-            true
         }
     }
 

@@ -25,6 +25,7 @@
 //! flight     bytes on which a device may work, owned and out of reach until it is done
 //! bell       how a heap's maintainer sleeps and is woken
 //! arenas     all arenas of a heap
+//! fork       what all heaps share, at a fork
 //! ```
 //!
 //! Each module uses only what stands above it in this list.
@@ -36,6 +37,7 @@ pub mod bell;
 mod device;
 mod error;
 mod flight;
+pub mod fork;
 mod held;
 mod hold;
 mod links;

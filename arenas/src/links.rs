@@ -1,4 +1,4 @@
-//! Links of free blocks, outside the blocks. Uses `table` and `region`.
+//! Links of free blocks, outside the blocks. Uses `table`, `region` and `sync`.
 //!
 //! In a heap whose memory peers can write, nothing that the allocator trusts may lie in it. So the links between free blocks of
 //! such a heap are kept here: two bytes for each 64 of the region, at a place that follows from the block's address; and those of
@@ -6,11 +6,11 @@
 
 use crate::os;
 use crate::region::{CHUNK, Region};
+use crate::sync::{Lock, Once};
 use crate::table::{Entry, Table};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 use std::io;
-use std::sync::OnceLock;
 
 /// Bytes of memory for each link: the smallest block, and the alignment of all blocks, where links are kept outside.
 pub const LINK_UNIT: usize = 64;
@@ -21,8 +21,11 @@ unsafe impl Entry for AtomicU16 {}
 /// `address of the link of the region's first unit - 2 * (base >> 6)`, so that [`link_of`] is a shift and an addition.
 static LINKS: AtomicUsize = AtomicUsize::new(0);
 
+static TABLE: Once<Result<Table<AtomicU16>, i32>> = Once::new();
+/// Held while the table is made.
+pub(crate) static MAKING: &Lock<()> = &TABLE.making;
+
 fn table() -> io::Result<&'static Table<AtomicU16>> {
-    static TABLE: OnceLock<Result<Table<AtomicU16>, i32>> = OnceLock::new();
     let reserve = || {
         let region = Region::get()?;
         let table = Table::<AtomicU16>::reserve_unreadable(region.len() / LINK_UNIT)?;
@@ -31,7 +34,7 @@ fn table() -> io::Result<&'static Table<AtomicU16>> {
         Ok(table)
     };
     TABLE
-        .get_or_init(|| reserve().map_err(|error: io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
+        .get_or_make(|| reserve().map_err(|error: io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
         .as_ref()
         .map_err(|code| io::Error::from_raw_os_error(*code))
 }
@@ -48,7 +51,7 @@ pub(crate) fn prepare(run: &Range<usize>) -> io::Result<()> {
 
 /// Gives the pages of the links of an arena's chunks back, after it was closed.
 pub(crate) fn forget(run: &Range<usize>) {
-    if let Ok(table) = table() {
+    if let Some(Ok(table)) = TABLE.get() {
         let units = units(run);
         // SAFETY: within the table; whole pages, since a chunk has 64 KiB of links; never registered, and nobody's until the
         // chunks are another arena's.

@@ -160,6 +160,54 @@ pub(crate) unsafe fn spawn(
     }
 }
 
+/// Leaves a range out of children of `fork` from now on; they have nothing mapped there. Where the kernel does not, children have
+/// a copy.
+///
+/// # Safety
+///
+/// The range is page-aligned and a private anonymous mapping of ours, and no child is to use it.
+pub(crate) unsafe fn keep_from_children(start: *mut u8, len: usize) {
+    // SAFETY: nothing changes in this process.
+    unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTFORK) };
+}
+
+/// Reserves addresses again that were left out of this process, a child: nobody else shall have them.
+///
+/// # Errors
+///
+/// `EEXIST` if something is mapped there (before Linux 4.17: some other address, which is given back).
+pub(crate) fn reserve_again(start: *mut u8, len: usize) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: a new mapping, which replaces nothing.
+    let at = unsafe { libc::mmap(start.cast(), len, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    if at != start.cast() {
+        // SAFETY: mapped just now, and known to nobody.
+        unsafe { libc::munmap(at, len) };
+        return Err(io::Error::from_raw_os_error(libc::EEXIST));
+    }
+    Ok(())
+}
+
+/// How many forks lie between the first process that had devices and this one, as far as handlers were called.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// A number of this process, other than its parent's if it was forked with handlers.
+pub(crate) fn process() -> u32 {
+    PROCESS.load(Ordering::Relaxed)
+}
+
+/// In a child of `fork` that has forgotten its parent's devices: those that will be attached are its own.
+pub(crate) fn own_process() {
+    PROCESS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: as in `is_forked_child`; the page is writable.
+    if let Some(mark) = unsafe { MARK.load(Ordering::Acquire).as_ref() } {
+        mark.store(1, Ordering::Relaxed);
+    }
+}
+
 static MARK: AtomicPtr<AtomicU8> = AtomicPtr::new(ptr::null_mut());
 
 /// Sets the mark by which [`is_forked_child`] knows, unless it is set. Called before a device is there, and not before one is
@@ -183,7 +231,8 @@ pub(crate) fn mark_process() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this process is a child of `fork` of the one that owns the devices. No device may be called then.
+/// Whether this process is a child of the one that owns the devices, made without the handlers that would have forgotten them. No
+/// device may be called then.
 pub(crate) fn is_forked_child() -> bool {
     let mark = MARK.load(Ordering::Acquire);
     // SAFETY: a mark that is not null points to the page of `mark_process`, which is never unmapped.
@@ -205,6 +254,13 @@ pub(crate) fn sleep_while(word: &AtomicU32, value: u32, at_most: Option<Duration
 pub(crate) fn wake(word: &AtomicU32) {
     // SAFETY: only the word's address is used.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1) };
+}
+
+/// Wakes all who sleep in [`sleep_while`] on the word.
+pub(crate) fn wake_all(word: &AtomicU32) {
+    let all = libc::c_int::MAX;
+    // SAFETY: only the word's address is used.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, all) };
 }
 
 /// The time since some moment in the past, to some milliseconds (`CLOCK_MONOTONIC_COARSE`: read in user space, in about 5 ns).

@@ -11,13 +11,12 @@
 //! shift and an index, with no search and no lock.
 
 use crate::os::{self, Reserve};
-use crate::sync::Lock;
+use crate::sync::{Lock, Once};
 use crate::table::{Entry, Table};
 use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::io;
-use std::sync::OnceLock;
 
 /// Bytes in a slice: 64 KiB.
 pub const SLICE: usize = 1 << SLICE_SHIFT;
@@ -77,19 +76,21 @@ pub(crate) struct Region {
     meta: Table<SliceMeta>,
     #[cfg(feature = "hardened")]
     marks: crate::marks::Marks,
-    free: Lock<Free>,
+    pub(crate) free: Lock<Free>,
 }
 
 /// Every chunk below `low` is owned; none at or above `top` is.
 #[derive(Debug)]
-struct Free {
+pub(crate) struct Free {
     low: usize,
     top: usize,
 }
 
 /// `address of the metadata of slice 0 - (base >> 16) * 128`, so that [`meta_of`] is a shift, a mask and an addition.
 static META: AtomicUsize = AtomicUsize::new(0);
-static REGION: OnceLock<Result<Region, i32>> = OnceLock::new();
+static REGION: Once<Result<Region, i32>> = Once::new();
+/// Held while the region is made.
+pub(crate) static MAKING: &Lock<()> = &REGION.making;
 
 impl Region {
     /// The region, reserved at the first call.
@@ -99,7 +100,7 @@ impl Region {
     /// When not even [`SMALLEST`] bytes of address space are to be had.
     pub(crate) fn get() -> io::Result<&'static Region> {
         REGION
-            .get_or_init(|| Region::reserve().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
+            .get_or_make(|| Region::reserve().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
             .as_ref()
             .map_err(|code| io::Error::from_raw_os_error(*code))
     }
@@ -268,6 +269,16 @@ impl Region {
     pub(crate) fn shorten_run(&self, run: Range<usize>, more: Range<usize>) {
         self.chunk(run.start).run.store(run.len() as u32, Relaxed);
         self.give_run(more);
+    }
+
+    /// All runs that are taken, lowest first.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<usize>> {
+        let (mut at, top) = (0, self.free.lock().top);
+        core::iter::from_fn(move || {
+            let first = (at..top).find_map(|chunk| self.owner_of(chunk))?;
+            at = first + self.chunk(first).run.load(Relaxed) as usize;
+            Some(first..at)
+        })
     }
 
     /// Gives a run back, whose memory is closed.

@@ -4,9 +4,19 @@
 //! program runs it on the standard library's atomics, the models run the same code on loom's. So no `cfg` tells them apart.
 
 mod lock;
+mod once;
+mod shared;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 pub use lock::{Lock, LockGuard};
+pub(crate) use once::Once;
+pub(crate) use shared::{ReadGuard, SharedLock, WriteGuard};
+
+/// A number of this thread's, which no other has while it lives; not 0.
+pub(crate) fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| core::ptr::from_ref(here).addr())
+}
 
 /// The operations that the protocols use of a 64-bit atomic word.
 pub trait Atomic64 {
@@ -69,6 +79,11 @@ pub mod asymmetric {
     pub fn is_available() -> bool {
         static AVAILABLE: OnceLock<bool> = OnceLock::new();
         *AVAILABLE.get_or_init(os::register_heavy_barrier)
+    }
+
+    /// Sees to it that [`is_available`] is known, so that nobody is about to find out.
+    pub fn settle() {
+        let _ = is_available();
     }
 
     /// The light one: keeps the compiler from moving memory accesses across.

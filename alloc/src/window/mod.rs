@@ -308,6 +308,11 @@ impl Shared {
             let _ = node.window.release();
             return;
         }
+        if !self.origin.is_here() {
+            // A child of fork, where the lock may be locked for ever.
+            core::mem::forget(node);
+            return;
+        }
         let mut ready = self.ready.lock();
         node.next = ready.first.take();
         ready.first = Some(node);
@@ -317,7 +322,11 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let (mut node, mut released) = (self.ready.lock().first.take(), self.origin.is_here());
+        if !self.origin.is_here() {
+            // A child of fork: another thread of the parent's may have been changing the list.
+            return;
+        }
+        let (mut node, mut released) = (self.ready.get_mut().first.take(), true);
         while let Some(this) = node {
             released &= this.window.release().is_ok();
             node = this.next;

@@ -9,12 +9,11 @@ mod word;
 use crate::numa::Placed;
 use crate::pages::{Fallback, Pages};
 use crate::region::{CHUNK, Region, SLICES_PER_CHUNK};
-use crate::sync::Lock;
+use crate::sync::{Lock, Once};
 use crate::table::{Entry, Table};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::io;
-use std::sync::OnceLock;
 pub use word::State;
 pub(crate) use word::Word;
 
@@ -39,7 +38,7 @@ pub(crate) struct Arena {
     /// No run of free slices is longer than this; spares those who choose an arena a vain search. Changes under `search`.
     longest: AtomicUsize,
     /// The lowest slice that may be free. Holding it, one may change the bitmaps.
-    search: Lock<usize>,
+    pub(crate) search: Lock<usize>,
     /// First chunk.
     first: AtomicU32,
     /// Number of chunks. Grows only, under the heap's role and `search`, while the arena is Live.
@@ -64,12 +63,15 @@ pub(crate) struct Arena {
 // SAFETY: atomics, and a lock of which all-zero bytes are a valid open one, with the value 0; nothing to drop.
 unsafe impl Entry for Arena {}
 
+static TABLE: Once<Result<Table<Arena>, i32>> = Once::new();
+/// Held while the table is made.
+pub(crate) static MAKING: &Lock<()> = &TABLE.making;
+
 /// The place in `arenas` where an address is: the arena's description, found by a chunk of its.
 fn table() -> io::Result<&'static Table<Arena>> {
-    static TABLE: OnceLock<Result<Table<Arena>, i32>> = OnceLock::new();
     let reserve = || Table::reserve(Region::get()?.chunks());
     TABLE
-        .get_or_init(|| reserve().map_err(|error: io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
+        .get_or_make(|| reserve().map_err(|error: io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
         .as_ref()
         .map_err(|code| io::Error::from_raw_os_error(*code))
 }
@@ -82,6 +84,11 @@ impl Arena {
             // A chunk has an owner only once `prepare` has had the table.
             Err(_) => unreachable!(),
         }
+    }
+
+    /// The same, unless there is no table yet.
+    pub(crate) fn existing(first: usize) -> Option<&'static Arena> {
+        TABLE.get()?.as_ref().ok().map(|table| table.get(first))
     }
 
     /// The arena in which `address` lies.

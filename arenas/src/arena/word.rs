@@ -150,6 +150,11 @@ impl<A: Atomic64> Word<A> {
         let _ = self.update(|word| Some(word | KEPT));
     }
 
+    /// In a child of fork: no thread gives its pages back.
+    pub(crate) fn forget_purgers(&self) {
+        let _ = self.update(|word| Some(word & !PURGERS));
+    }
+
     /// Counts a purger, if the arena is Live and not pinned. While it is counted, the arena is neither closed nor registered.
     pub(crate) fn begin_purge(&self) -> bool {
         let may = |word: u64| Self::state_bits(word) == State::Live && word & PINNED == 0 && word & PURGERS != PURGERS;

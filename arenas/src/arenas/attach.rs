@@ -1,7 +1,7 @@
 //! Devices come: the half of [`Arenas`] that calls registrars. Everything here runs under the heap's role. Devices go in `detach`.
 
 use super::Policy;
-use super::{Arenas, Role, arenas};
+use super::{Arenas, Role};
 use crate::Access;
 use crate::arena::{Arena, State};
 use crate::device::{Device, Slotted};
@@ -34,6 +34,8 @@ pub(super) struct Attached {
     /// Arenas of which it would not let go, and their bytes: it must not be dropped then.
     pub(super) kept: AtomicUsize,
     pub(super) kept_bytes: AtomicUsize,
+    /// The process that attached it.
+    process: u32,
 }
 
 impl Attached {
@@ -50,6 +52,11 @@ impl Attached {
     /// What the device takes at most, of all heaps together.
     pub(super) fn most(&self) -> Budget {
         Budget { registrations: self.max_registrations, ..Budget::NONE }
+    }
+
+    /// Whether it is the device of the process of which this is a child: not to be called, nor dropped.
+    pub(super) fn is_parents(&self) -> bool {
+        self.process != os::process() || os::is_forked_child()
     }
 
     /// It will not let go of an arena, which is therefore kept, and so is the registrar.
@@ -113,12 +120,15 @@ impl Arenas {
         if os::is_forked_child() {
             return Err(AttachError::ForkedChild);
         }
+        if self.is_gone() {
+            return Err(AttachError::NotInChild);
+        }
         registrars.iter().try_for_each(|registrar| self.check(&**registrar))?;
         let region = Region::get().map_err(AttachError::NoMemory)?;
         os::mark_process().map_err(AttachError::NoMemory)?;
         // Dropped after the role's guard: a registrar may do as it likes then.
         let (mut registrars, mut refused) = (registrars.into_iter(), None);
-        let mut role = self.role.lock();
+        let mut role = self.role();
         self.close_empty(&mut role);
         let before = role.attached.len();
         let mut result = registrars.try_for_each(|registrar| {
@@ -128,7 +138,7 @@ impl Arenas {
             })
         });
         // Only the role's holder changes the list, so it may be walked without the lock.
-        let all: Vec<_> = arenas(&self.read()).collect();
+        let all: Vec<_> = self.all(&role).collect();
         if result.is_ok() {
             result = self.register_with_new(region, &role, before, &all).map_err(AttachError::Register);
         }
@@ -187,7 +197,7 @@ impl Arenas {
             if !on_demand {
                 self.limits.pinning.fetch_or(slotted.bit(), Relaxed);
             }
-            let (kept, kept_bytes) = Default::default();
+            let ((kept, kept_bytes), process) = (Default::default(), os::process());
             self.counts.of(device).reset();
             let node = registrar.node();
             role.attached.push(Attached {
@@ -200,6 +210,7 @@ impl Arenas {
                 node,
                 kept,
                 kept_bytes,
+                process,
             });
             return Ok(());
         };
@@ -271,7 +282,7 @@ impl Arenas {
     /// The devices that are attached, with their names.
     #[must_use]
     pub fn devices(&self) -> Vec<(Device, String)> {
-        let role = self.role.lock();
+        let role = self.role();
         role.attached.iter().map(|attached| (attached.slotted.device, attached.registrar.name().to_owned())).collect()
     }
 
@@ -299,9 +310,9 @@ impl Arenas {
 
     fn try_register(&self, region: &Region, attached: &Attached, arena: &Arena) -> Result<(), Refusal> {
         let memory = arena.memory(region);
-        if os::is_forked_child() {
-            let child = "this process is a child of fork of the one that attached the device";
-            return Err(Refusal::Device(io::Error::other(child)));
+        let child = || io::Error::other("this process is a child of fork of the one that attached the device");
+        if attached.is_parents() {
+            return Err(Refusal::Device(child()));
         }
         attached.slotted.prepare(arena.run()).map_err(Refusal::Device)?;
         self.admit(attached, attached.amount(memory.len()))?;
@@ -313,7 +324,13 @@ impl Arenas {
             // access flags say who may reach it.
             let register = || unsafe { attached.registrar.register(piece.clone(), access) };
             let begin = Instant::now();
-            let result = guard(register).inspect_err(|_| self.dismiss(attached, Amount::new(piece.len(), 1)));
+            let result = guard(register);
+            if attached.is_parents() {
+                // Forked inside the registrar: whatever was registered is the parent's.
+                self.dismiss(attached, attached.amount(memory.len()));
+                return Err(Refusal::Device(child()));
+            }
+            let result = result.inspect_err(|_| self.dismiss(attached, Amount::new(piece.len(), 1)));
             let result = result.and_then(|registered| {
                 self.counts.of(attached.slotted.device).registering.since(begin);
                 self.counts.registrations.fetch_add(1, Relaxed);
@@ -351,11 +368,15 @@ impl Arenas {
     /// parent's.
     fn deregister(&self, region: &Region, attached: &Attached, piece: Range<usize>) -> io::Result<()> {
         let (keys, handle) = attached.slotted.withdraw(chunks(region, &piece));
-        if os::is_forked_child() {
+        if attached.is_parents() {
             return Ok(());
         }
         let (device, begin) = (attached.slotted.device, Instant::now());
         let ended = guard(|| attached.registrar.deregister(Registered { keys, handle }, piece.clone()));
+        if attached.is_parents() {
+            // Forked inside the registrar.
+            return Ok(());
+        }
         ended.inspect_err(|error| {
             self.counts.not_ended(device);
             attached.look_if_lost(error);

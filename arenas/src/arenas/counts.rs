@@ -220,6 +220,7 @@ impl Counts {
             TakeError::AddressSpace { .. } | TakeError::NotALayout { .. } => &self.address_space,
             TakeError::NoMemory { .. } => &self.no_memory,
             TakeError::Register(_) => &self.not_registered,
+            TakeError::NotInChild => return,
         };
         count.fetch_add(1, Relaxed);
     }

@@ -2,8 +2,8 @@
 //!
 //! A detach waits for holds without the role, since whoever has a hold may need an arena to end it.
 
+use super::Arenas;
 use super::attach::{Attached, guard};
-use super::{Arenas, arenas};
 use crate::arena::Arena;
 use crate::device::Device;
 use crate::error::DetachError;
@@ -54,7 +54,11 @@ impl Arenas {
     /// [`DetachError::InUse`], when the time is over: nothing has changed then. [`DetachError::Kept`], when the device would
     /// not let go of arenas, now or when they were closed: these are kept for ever.
     pub fn detach_within(&self, device: Device, patience: Duration) -> Result<(), DetachError> {
-        if !self.role.lock().attached.iter().any(|attached| attached.slotted.device == device) {
+        if device.is_parents() {
+            // Its parent's, here it is attached to nothing.
+            return Ok(());
+        }
+        if !self.role().attached.iter().any(|attached| attached.slotted.device == device) {
             return Err(DetachError::NotAttached);
         }
         if os::is_forked_child() {
@@ -81,12 +85,12 @@ impl Arenas {
 
     fn take_out_of(&self, device: Device) -> Result<(), DetachError> {
         let region = Region::existing().ok_or(DetachError::NotAttached)?;
-        let mut role = self.role.lock();
+        let mut role = self.role();
         // Another thread may have been faster.
         let index = role.attached.iter().position(|attached| attached.slotted.device == device);
         let attached = role.attached.remove(index.ok_or(DetachError::NotAttached)?);
         self.limits.attached.fetch_and(!attached.slotted.bit(), Relaxed);
-        let all: Vec<_> = arenas(&self.read()).collect();
+        let all: Vec<_> = self.all(&role).collect();
         let (result, registrar) = self.take_out(region, attached, &all);
         self.review();
         drop(role);
@@ -106,9 +110,10 @@ impl Arenas {
         }
         self.limits.pinning.fetch_and(!attached.slotted.bit(), Relaxed);
         let (arenas, bytes) = (attached.kept.load(Relaxed), attached.kept_bytes.load(Relaxed));
+        let is_parents = attached.is_parents();
         let Attached { slotted, registrar, .. } = attached;
         slotted.release();
-        if os::is_forked_child() {
+        if is_parents {
             // What it would end is the parent's.
             core::mem::forget(registrar);
             return (Ok(()), None);

@@ -5,8 +5,8 @@
 
 use super::{Arenas, crosses_piece};
 use crate::arena::{Arena, State};
-use crate::pages;
 use crate::region::{CHUNK, Region, SLICE, SLICES_PER_CHUNK};
+use crate::{os, pages};
 use core::sync::atomic::Ordering::Relaxed;
 
 impl Arenas {
@@ -26,7 +26,7 @@ impl Arenas {
         }
         {
             // Under the role no arena is pinned, opened or closed.
-            let role = self.role.lock();
+            let role = self.role();
             if !role.attached.is_empty() || arena.word.state() != State::Live || arena.word.is_kept() {
                 return None;
             }
@@ -40,6 +40,10 @@ impl Arenas {
                 if unsafe { pages::open_base(at, more.len() * CHUNK, arena.pages().0) }.is_err() {
                     region.shorten_run(run, more);
                     return None;
+                }
+                if !self.config.serves_children {
+                    // SAFETY: just opened, and in no block yet.
+                    unsafe { os::keep_from_children(at, more.len() * CHUNK) };
                 }
                 arena.extend(more.len());
                 self.open.fetch_add(more.len() * CHUNK, Relaxed);

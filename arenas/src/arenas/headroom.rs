@@ -76,7 +76,7 @@ impl Arenas {
         let Some(region) = Region::existing().filter(|_| bytes > 0) else { return ahead };
         loop {
             // Others who want the role, to attach or for a large block, get it between two arenas.
-            let mut role = self.role.lock();
+            let mut role = self.role();
             if role.attached.is_empty() {
                 return ahead;
             }

@@ -164,7 +164,7 @@ impl Arenas {
     #[must_use]
     pub fn arenas(&self) -> Vec<ArenaInfo> {
         // Nothing opens or closes meanwhile, and so nothing is allocated under the list lock.
-        let role = self.role.lock();
+        let role = self.role();
         let devices: Vec<_> = role.attached.iter().map(|attached| attached.slotted.device).collect();
         let Some(region) = Region::existing() else { return Vec::new() };
         let mut all = Vec::new();

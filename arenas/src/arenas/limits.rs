@@ -195,9 +195,9 @@ impl Arenas {
         if !self.has_unregistered() || os::is_forked_child() {
             return done;
         }
-        let role = self.role.lock();
+        let role = self.role();
         // Only the role's holder changes the list, so it may be walked without the lock.
-        let all: Vec<_> = arenas(&self.read()).collect();
+        let all: Vec<_> = self.all(&role).collect();
         for attached in role.attached.iter().filter(|attached| !attached.is_lost()) {
             let mut asked = true;
             let missing = |arena: &&&Arena| arena.registered.load(Relaxed) & attached.slotted.bit() == 0;

@@ -14,6 +14,7 @@
 mod attach;
 mod counts;
 mod detach;
+mod fork;
 mod growth;
 mod headroom;
 mod info;
@@ -36,9 +37,10 @@ use crate::links;
 use crate::os::{self, Memlock};
 use crate::parallel::{self, Helper};
 use crate::region::{CHUNK, Region, SLICE, SLICES_PER_CHUNK};
-use crate::sync::Lock;
+use crate::sync::{Lock, LockGuard, ReadGuard, SharedLock, WriteGuard, this_thread};
 use attach::Attached;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use counts::Counts;
 pub use counts::{DeviceStats, Failures, Refusals, Times};
 pub use headroom::Ahead;
@@ -51,7 +53,6 @@ use notice::Notices;
 pub use notice::{Event, Listener};
 pub use retain::{Clock, Retention};
 use settings::Settings;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 /// How a heap's arenas are made. Fixed for the heap's life.
@@ -61,7 +62,8 @@ pub struct Config {
     pub access: Access,
     /// What happens to memory that a device does not register, unless [`Arenas::set_policy`] says otherwise.
     pub policy: Policy,
-    /// Whether children of fork use this heap, so that a device whose library would hide it from them is refused.
+    /// Whether children of fork have this heap: then a device whose library would hide it from them is refused, and a fork copies
+    /// what is pinned. Otherwise its memory is not in children, and costs a fork nothing.
     pub serves_children: bool,
     /// A number of the owner's, found again from any address by [`tag_of`].
     pub tag: u32,
@@ -86,8 +88,12 @@ pub struct Seen(u64);
 #[derive(Debug)]
 pub struct Arenas {
     config: Config,
-    list: RwLock<List>,
+    list: SharedLock<List>,
     role: Lock<Role>,
+    /// Which thread has the role ([`this_thread`]), 0: none. So a child of fork knows whether it is a copy of that thread.
+    role_holder: AtomicUsize,
+    /// This process is a child of fork that does not have the heap.
+    gone: AtomicBool,
     /// Bytes in arenas that are not vacant.
     open: AtomicUsize,
     counts: Counts,
@@ -111,6 +117,32 @@ struct List {
 #[derive(Debug)]
 struct Role {
     attached: Vec<Attached>,
+}
+
+/// The role, which its holder has alone.
+#[must_use]
+struct RoleGuard<'a> {
+    role: LockGuard<'a, Role>,
+    holder: &'a AtomicUsize,
+}
+
+impl Drop for RoleGuard<'_> {
+    fn drop(&mut self) {
+        self.holder.store(0, Relaxed);
+    }
+}
+
+impl Deref for RoleGuard<'_> {
+    type Target = Role;
+    fn deref(&self) -> &Role {
+        &self.role
+    }
+}
+
+impl DerefMut for RoleGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Role {
+        &mut self.role
+    }
 }
 
 /// What a pass has closed.
@@ -142,8 +174,10 @@ impl Arenas {
     pub const fn with_bell(config: Config, bell: &'static Bell) -> Arenas {
         Arenas {
             config,
-            list: RwLock::new(List { head: 0, opened: 0 }),
+            list: SharedLock::new(List { head: 0, opened: 0 }),
             role: Lock::new(Role { attached: Vec::new() }),
+            role_holder: AtomicUsize::new(0),
+            gone: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             counts: Counts::new(),
             limits: Counted::new(),
@@ -169,12 +203,21 @@ impl Arenas {
         &self.config
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, List> {
-        self.list.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> ReadGuard<'_, List> {
+        self.list.read()
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, List> {
-        self.list.write().unwrap_or_else(PoisonError::into_inner)
+    /// Waits for the role.
+    fn role(&self) -> RoleGuard<'_> {
+        let role = self.role.lock();
+        self.role_holder.store(this_thread(), Relaxed);
+        RoleGuard { role, holder: &self.role_holder }
+    }
+
+    /// All arenas. Only the role's holder changes the list, so it walks it without its lock: and so nothing is allocated under
+    /// that.
+    fn all(&self, _: &Role) -> impl Iterator<Item = &'static Arena> + use<> {
+        arenas_from(self.read().head)
     }
 
     /// Takes a span of `slices`, at a multiple of `align` slices (a power of two). Opens an arena when none has room.
@@ -202,12 +245,15 @@ impl Arenas {
     }
 
     fn try_make_room(&self, seen: Seen, slices: usize, align: usize) -> Result<(), TakeError> {
+        if self.is_gone() {
+            return Err(TakeError::NotInChild);
+        }
         let wanted = slices.saturating_mul(SLICE);
         let region = Region::get().map_err(|source| TakeError::NoMemory { wanted, source })?;
         if wanted > region.len() || align > region.len() / SLICE {
             return Err(TakeError::AddressSpace { wanted, region: region.len() });
         }
-        let mut role = self.role.lock();
+        let mut role = self.role();
         let opened = self.read().opened;
         if opened == seen.0 { self.open_arena(region, &mut role, slices, align) } else { Ok(()) }
     }
@@ -344,7 +390,9 @@ impl Arenas {
         };
         // SAFETY: the run was just taken: it lies in the region, is closed, and nobody else has it.
         match unsafe { self.open_memory(region, role, arena) } {
-            Ok(()) => {}
+            Ok(()) if self.config.serves_children => {}
+            // SAFETY: just opened. Nobody has memory of it yet that a child could want.
+            Ok(()) => unsafe { os::keep_from_children(region.slice_address(first * SLICES_PER_CHUNK), bytes) },
             Err(NoMemory::Refused(source)) => {
                 arena.word.end_open(State::Vacant, false);
                 region.give_run(run);
@@ -373,8 +421,8 @@ impl Arenas {
     }
 
     /// Puts an arena into the list, which is in the order of addresses: a new one, or one that is stuck, so that it is seen.
-    fn link(&self, arena: &'static Arena) -> RwLockWriteGuard<'_, List> {
-        let mut list = self.write();
+    fn link(&self, arena: &'static Arena) -> WriteGuard<'_, List> {
+        let mut list = self.list.write();
         let (first, place) = (arena.run().start, 1 + arena.run().start as u32);
         let after = match arenas(&list).take_while(|other| other.run().start < first).last() {
             Some(before) => before.next.swap(place, Relaxed),
@@ -427,7 +475,7 @@ impl Arenas {
 
     /// Closes every arena that has no span: the part of a drain pass that this layer does.
     pub fn close_all_empty(&self) -> Closed {
-        let closed = self.close_empty(&mut self.role.lock());
+        let closed = self.close_empty(&mut self.role());
         self.headroom_is_gone();
         closed
     }
@@ -460,7 +508,7 @@ impl Arenas {
 
     /// Takes an empty arena that comes after `before` and that `go` names out of the list and into Closing.
     fn unlink_empty(&self, before: &mut Option<&'static Arena>, go: impl Fn(&Arena) -> bool) -> Option<&'static Arena> {
-        let mut list = self.write();
+        let mut list = self.list.write();
         loop {
             let at = before.map_or(list.head, |before| before.next.load(Relaxed)) as usize;
             let arena = Arena::at(at.checked_sub(1)?);
@@ -514,8 +562,12 @@ pub fn memory_of(address: usize) -> Option<core::ops::Range<usize>> {
 }
 
 /// Walks the list. The guard of the list lock is what keeps it still.
-fn arenas(list: &List) -> impl Iterator<Item = &'static Arena> {
-    let mut at = list.head;
+fn arenas(list: &List) -> impl Iterator<Item = &'static Arena> + use<> {
+    arenas_from(list.head)
+}
+
+fn arenas_from(head: u32) -> impl Iterator<Item = &'static Arena> {
+    let mut at = head;
     core::iter::from_fn(move || {
         let arena = Arena::at((at as usize).checked_sub(1)?);
         at = arena.next.load(Relaxed);

@@ -168,6 +168,35 @@ impl Notices {
     }
 }
 
+impl Notices {
+    /// Before a fork.
+    pub(super) fn hold(&self) {
+        self.listener.hold();
+    }
+
+    /// After it, in parent and child.
+    ///
+    /// # Safety
+    ///
+    /// As [`Lock::release`], of [`hold`](Self::hold).
+    pub(super) unsafe fn release(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.listener.release() }
+    }
+
+    /// In a child of fork: nobody tells now, and what there was to be told was of the parent's devices.
+    ///
+    /// # Safety
+    ///
+    /// There is no other thread.
+    pub(super) unsafe fn renew(&self) {
+        // SAFETY: who told, if it is not this thread, is not in this process. If it is, it opens an open lock.
+        unsafe { self.telling.renew(()) };
+        self.unregistered.0.store(QUIET, Relaxed);
+        self.above_soft_limit.0.store(QUIET, Relaxed);
+    }
+}
+
 impl fmt::Debug for Notices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Notices { unregistered, above_soft_limit, .. } = self;

@@ -35,7 +35,7 @@ impl Arenas {
     pub fn purge_all(&self) -> usize {
         let Some(region) = Region::existing() else { return 0 };
         // Only who has the role changes the list, so it can be walked without its lock.
-        let _role = self.role.lock();
+        let _role = self.role();
         let mut next = self.read().head;
         let mut purged = 0;
         while let Some(first) = (next as usize).checked_sub(1) {

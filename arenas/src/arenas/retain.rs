@@ -85,7 +85,7 @@ impl Arenas {
 
     /// Closes the empty arenas that need not be kept. How long it is until the next one need not be, if there is one.
     pub fn close_idle(&self) -> (Closed, Option<Duration>) {
-        let closed = self.retire(&mut self.role.lock());
+        let closed = self.retire(&mut self.role());
         let (now, time) = (self.now(), self.settings.retain_time.load(Relaxed));
         let list = self.read();
         let free = registered_free(&list);

@@ -67,6 +67,11 @@ impl Device {
         self.column.generation.load(Acquire) == self.generation
     }
 
+    /// Whether this process is a child of fork, and the device was attached in its parent.
+    pub(crate) fn is_parents(self) -> bool {
+        self.generation & 1 == 1 && self.column.parents.load(Relaxed) == self.generation
+    }
+
     pub(super) fn is_attached(self) -> bool {
         self.holds().is_open(self.generation)
     }

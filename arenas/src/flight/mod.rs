@@ -14,7 +14,7 @@
 //! ended), and no memory is allocated for what fits a slot.
 
 mod error;
-mod slots;
+pub(crate) mod slots;
 mod stable;
 mod word;
 

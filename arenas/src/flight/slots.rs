@@ -5,7 +5,7 @@
 
 use super::word::{Free, INDEX, Word};
 use crate::device::Device;
-use crate::sync::Lock;
+use crate::sync::{Lock, Once};
 use crate::table::{Entry, Table};
 use core::any::TypeId;
 use core::cell::{Cell, UnsafeCell};
@@ -15,7 +15,6 @@ use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 use crossbeam_utils::CachePadded;
-use std::sync::OnceLock;
 
 /// What fits a slot, in bytes.
 const CARGO: usize = 40;
@@ -160,9 +159,33 @@ struct Slots {
     free: [CachePadded<Free<AtomicU64>>; LISTS],
 }
 
+static SLOTS: Once<Option<Slots>> = Once::new();
+
+/// Before a fork: waits for who makes or opens slots.
+pub(crate) fn hold() {
+    SLOTS.making.hold();
+    if let Some(Some(slots)) = SLOTS.get() {
+        slots.growing.hold();
+    }
+}
+
+/// After it, in parent and child.
+///
+/// # Safety
+///
+/// This thread, or the one of which it is a copy, has called [`hold`], and not this since.
+pub(crate) unsafe fn release() {
+    // SAFETY: `hold` took them; slots are there now if they were there then, since they were not made meanwhile.
+    unsafe {
+        if let Some(Some(slots)) = SLOTS.get() {
+            slots.growing.release();
+        }
+        SLOTS.making.release();
+    }
+}
+
 /// `None` where there is no address space.
 fn slots() -> Option<&'static Slots> {
-    static SLOTS: OnceLock<Option<Slots>> = OnceLock::new();
     let reserve = || {
         let mut len = INDEX as usize + 1;
         loop {
@@ -179,7 +202,7 @@ fn slots() -> Option<&'static Slots> {
         growing: Lock::new(()),
         free: [const { CachePadded::new(Free(AtomicU64::new(0))) }; LISTS],
     };
-    SLOTS.get_or_init(|| reserve().map(make)).as_ref()
+    SLOTS.get_or_make(|| reserve().map(make)).as_ref()
 }
 
 /// Slots that a thread keeps: taking and giving one is no locked instruction then. Given back in halves when it is full, and

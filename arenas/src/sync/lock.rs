@@ -123,6 +123,50 @@ impl<T> Lock<T> {
         LockGuard { lock: self }
     }
 
+    /// Waits for the lock, and keeps it without a guard: over a fork, where many are held at once. Opened by
+    /// [`release`](Self::release).
+    pub fn hold(&self) -> &T {
+        lock(&self.word);
+        // SAFETY: this thread has the lock.
+        unsafe { &*self.value.get() }
+    }
+
+    /// What a held lock guards.
+    ///
+    /// # Safety
+    ///
+    /// As [`release`](Self::release); and the reference is gone when that is called.
+    pub unsafe fn held(&self) -> &T {
+        // SAFETY: this thread has the lock.
+        unsafe { &*self.value.get() }
+    }
+
+    /// Opens a lock that [`hold`](Self::hold) has taken.
+    ///
+    /// # Safety
+    ///
+    /// This thread has taken it so (or, in a child of fork, the thread of which it is a copy), and has not opened it since.
+    pub unsafe fn release(&self) {
+        unlock(&self.word);
+    }
+
+    /// Makes it an open lock around `value`, whoever had it. What was in it is not dropped: it may be in any state.
+    ///
+    /// # Safety
+    ///
+    /// Nobody has the lock, or who had it is a thread that this process, a child of fork, does not have; and this is its only
+    /// thread.
+    pub unsafe fn renew(&self, value: T) {
+        // SAFETY: nobody has a guard, nor gets one meanwhile, so nobody reaches the value.
+        unsafe { self.value.get().write(value) };
+        self.word.store(OPEN, Release);
+    }
+
+    /// The value, for who has it all to himself: without the lock.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+
     /// Takes the lock if nobody has it.
     #[inline]
     pub fn try_lock(&self) -> Option<LockGuard<'_, T>> {
@@ -188,6 +232,20 @@ mod tests {
             }
         });
         assert_eq!(*lock.lock(), (4 * TURNS, 4 * TURNS));
+    }
+
+    #[test]
+    fn a_lock_whose_holder_is_gone_can_be_made_anew_and_one_that_is_held_opened() {
+        let lock = Lock::new(1);
+        core::mem::forget(lock.lock());
+        // SAFETY: the guard was forgotten, and nobody else knows the lock.
+        unsafe { lock.renew(2) };
+        assert_eq!(*lock.lock(), 2);
+        lock.hold();
+        assert!(lock.try_lock().is_none());
+        // SAFETY: held above.
+        unsafe { lock.release() };
+        assert!(lock.try_lock().is_some());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::fixes::inc_rkey;
 use super::from_verbs;
 use super::origin::Origin;
 use crate::Access;
+use crate::sync::SharedLock;
 use core::mem;
 use core::ptr::{self, NonNull};
 use rdma_sys::{
@@ -20,22 +21,31 @@ use rdma_sys::{
     ibv_mw_type, ibv_pd, ibv_qp, ibv_send_flags, ibv_send_wr, ibv_wr_opcode,
 };
 use std::io;
-use std::sync::{PoisonError, RwLock};
 
 /// Taken for reading while a bind is posted, which follows a pointer to an `ibv_mr`, and for writing while one is deregistered. A
 /// hold keeps a device from being detached, but not one that is lost.
-static REGIONS: RwLock<()> = RwLock::new(());
+static REGIONS: SharedLock<()> = SharedLock::new(());
 
 /// Keeps every region of this process registered until the result is dropped. For the moment in which a bind is posted, from
 /// looking for the region on: who holds it must not allocate, since whoever deregisters may have what that waits for. (Posting
 /// does not allocate in any provider of rdma-core that knows windows.)
 pub fn regions_stay() -> impl Drop {
-    REGIONS.read().unwrap_or_else(PoisonError::into_inner)
+    REGIONS.read()
 }
 
 /// Waits until nobody is posting a bind.
 pub(super) fn regions_go() -> impl Drop {
-    REGIONS.write().unwrap_or_else(PoisonError::into_inner)
+    REGIONS.write()
+}
+
+/// In a child of fork: whoever posts a bind or deregisters does so in the parent.
+///
+/// # Safety
+///
+/// There is no other thread, and this one has called neither of the above.
+pub(crate) unsafe fn renew() {
+    // SAFETY: the caller's promise.
+    unsafe { REGIONS.renew() }
 }
 
 /// How many bindings of one type 2 window have different rkeys: the tag has 8 bits.

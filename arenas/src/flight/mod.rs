@@ -136,12 +136,7 @@ impl Device {
         let raw = self.raw();
         let mut reclaimed = 0;
         for slot in slots::all() {
-            if slot.word.seen() != Seen::Free && slot.hold.load(Relaxed) == raw && slot.word.seize() {
-                if slot.hold.load(Relaxed) != raw {
-                    // It has become another device's meanwhile: let it be where nobody loses it.
-                    slot.word.leak();
-                    continue;
-                }
+            if slot.word.seize(|| slot.hold.load(Relaxed) == raw) {
                 // SAFETY: the slot was seized, so it is ours, with what is in it; nobody works on that, by the caller's word.
                 unsafe { slot.drop_cargo() };
                 end(slot);

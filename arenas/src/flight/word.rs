@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! bits  0..24  the next free slot, while this one is in a list; 0: none
-//! bits 24..48  generation: one more each time that the flight becomes an id, so that no id is met twice
+//! bits 24..48  generation: one more with each flight, and each time that it becomes an id; so no id is met twice
 //! bits 48..64  state   0               free, or being filled
 //!                      1 ..= 0xfffd    an id: so many completions are to come
 //!                      ABOARD          a `Flight` value has it
@@ -51,8 +51,8 @@ pub(super) enum Landing {
 pub(super) trait Word: Atomic64 {
     /// Who has just taken the slot from a list, and filled it, is aboard.
     fn board(&self) {
-        let word = self.load(Relaxed);
-        self.store(word & GENERATION | ABOARD << STATE, Release);
+        let generation = self.load(Relaxed).wrapping_add(ONE_GENERATION) & GENERATION;
+        self.store(generation | ABOARD << STATE, Release);
     }
 
     /// Who is aboard gives the slot to an id, which it returns without the index.
@@ -86,11 +86,13 @@ pub(super) trait Word: Atomic64 {
         }
     }
 
-    /// Takes the slot of an id, however many completions are to come, or of a flight that was dropped. Whether it was one.
-    fn seize(&self) -> bool {
+    /// Takes the slot of an id, however many completions are to come, or of a flight that was dropped, if it is one that is
+    /// `wanted`, which may look at what is atomic in the slot. Whether it did.
+    fn seize(&self, wanted: impl Fn() -> bool) -> bool {
         let mut word = self.load(Acquire);
         loop {
-            if matches!(word >> STATE, 0 | ABOARD) {
+            // What is wanted is that of this word: with another flight in the slot it would be another generation.
+            if matches!(word >> STATE, 0 | ABOARD) || !wanted() {
                 return false;
             }
             match self.compare_exchange_weak(word, word & GENERATION | ABOARD << STATE, AcqRel, Acquire) {
@@ -192,7 +194,7 @@ mod tests {
         assert_eq!(word.land(again, ALWAYS), Ok(Landing::Last));
         word.leak();
         assert_eq!((word.land(again, ALWAYS), word.seen()), (Ok(Landing::Unknown), Seen::Leaked));
-        assert_eq!((word.seize(), word.seize()), (true, false));
+        assert_eq!((word.seize(|| false), word.seize(|| true), word.seize(|| true)), (false, true, false));
         word.link(5);
         assert_eq!((word.seen(), word.land(again, ALWAYS)), (Seen::Free, Ok(Landing::Unknown)));
     }
@@ -201,8 +203,8 @@ mod tests {
     fn generations_wrap_and_touch_nothing_else() {
         let word = AtomicU64::new(GENERATION);
         word.board();
-        assert_eq!(word.depart(MOST_COMPLETIONS), 0);
-        assert_eq!(word.land(0, ALWAYS), Ok(Landing::More(MOST_COMPLETIONS - 1)));
+        assert_eq!(word.depart(MOST_COMPLETIONS), ONE_GENERATION);
+        assert_eq!(word.land(ONE_GENERATION, ALWAYS), Ok(Landing::More(MOST_COMPLETIONS - 1)));
     }
 
     #[test]
@@ -362,7 +364,7 @@ mod models {
             let other = thread::spawn({
                 let model = model.clone();
                 move || {
-                    let seized = model.word(index).seize();
+                    let seized = model.word(index).seize(|| true);
                     if seized {
                         assert_eq!(model.get(index), 3);
                         model.give(index);
@@ -376,6 +378,39 @@ mod models {
                 model.set(index, 4);
             }
             assert!(landed != other.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn the_next_flight_in_a_slot_is_not_reclaimed_for_the_one_before() {
+        model(|| {
+            let model = Model::new();
+            // Whose device it is, as the slots have it: written before the flight is aboard.
+            let device = Arc::new(AtomicU64::new(1));
+            let index = model.take(1).unwrap();
+            model.word(index).leak();
+            let other = thread::spawn({
+                let (model, device) = (model.clone(), device.clone());
+                move || {
+                    let seized = model.word(index).seize(|| device.load(Relaxed) == 1);
+                    if seized {
+                        assert_eq!(model.get(index), 1, "the flight of another device");
+                    }
+                    seized
+                }
+            });
+            if model.word(index).seize(|| device.load(Relaxed) == 1) {
+                model.give(index);
+                // The list gives it again.
+                assert_eq!(model.free.pop(|index| model.word(index)), Some(index));
+                model.set(index, 2);
+                device.store(2, Relaxed);
+                model.word(index).board();
+                model.word(index).leak();
+                assert!(!other.join().unwrap());
+            } else {
+                assert!(other.join().unwrap());
+            }
         });
     }
 }

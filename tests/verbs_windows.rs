@@ -417,3 +417,18 @@ fn verbs_a_child_of_fork_ends_no_window_of_its_parent() {
     assert_eq!(scene.write(remote(&exposed)), Status::SUCCESS);
     assert_eq!(scene.revoke(exposed)[0], 0xee);
 }
+
+#[test]
+fn verbs_what_is_exposed_on_a_device_that_is_lost_comes_back_by_the_system_call() {
+    let Some(scene) = Scene::of(WindowKind::Type2) else { return };
+    let exposed = scene.expose(filled(&scene.heap, 1, 64), Access::REMOTE_WRITE);
+    scene.device.mark_lost();
+    let refused = exposed.revoke(1).unwrap_err();
+    assert_eq!(refused.source.raw_os_error(), Some(libc::EIO), "its region may go at any time");
+    let buffer = refused.exposed.end().unwrap();
+    let refused = scene.windows.expose(buffer, Access::REMOTE_WRITE, 2).unwrap_err();
+    assert!(matches!(refused.why, ExposeError::Hold(_)), "{refused}");
+    assert_eq!(refused.buffer[..], [1; 64]);
+    assert_eq!((scene.windows.stats().leaked, scene.device.hold_count()), (0, 0));
+    scene.heap.detach(scene.device).unwrap();
+}

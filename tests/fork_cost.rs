@@ -65,7 +65,7 @@ fn on_heap(heap: &Heap, registrar: impl Registrar) -> (Device, Vec<Buffer>) {
 
 /// Prints what each costs with a device, and shows that what copies nothing is not slowed down by what is pinned.
 fn measure<R: Registrar>(name: &str, device: impl Fn() -> R) {
-    let (bare, mib) = (fork(5), pieces() * PIECE >> 20);
+    let (bare, mib) = (fork(5), (pieces() * PIECE) >> 20);
     println!("{name}: fork with nothing pinned {bare:?}, program started {:?}", start(false, 5));
     {
         let heap = Heap::builder().build().unwrap();

@@ -64,7 +64,8 @@ const BATCH: usize = 32;
 ///   is dropped. What is posted then, the device may still write: it is kept for ever, and the device with it
 ///   ([`Device::hold_count`](crate::Device::hold_count)). [`close`](Self::close) gives the means to take it back once the queue is destroyed.
 ///
-/// ```no_run
+#[cfg_attr(feature = "verbs", doc = "```no_run")]
+#[cfg_attr(not(feature = "verbs"), doc = "```ignore")]
 /// use rdmalloc::registrar::verbs::{AsQueuePair, ProtectionDomain, Verbs};
 /// use rdmalloc::{Heap, RecvQueue};
 /// use std::sync::Arc;

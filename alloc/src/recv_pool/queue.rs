@@ -48,7 +48,7 @@ impl std::error::Error for PostFailed {
 
 /// A receive queue, of one queue pair or shared: what takes receives, in order.
 ///
-/// For `ibv_qp` and `ibv_srq` there are [`RecvQueue`] and [`SharedRecvQueue`]; implement it for the queues of another crate.
+/// For `ibv_qp` and `ibv_srq` there are `RecvQueue` and `SharedRecvQueue` (feature `verbs`); implement it for the queues of another crate.
 ///
 /// # Safety
 ///

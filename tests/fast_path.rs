@@ -164,10 +164,10 @@ fn owners_path_stays_short() {
         ("realloc", 56),
         ("key", 27),
         // Taken, looked up, given back.
-        ("buffer_65536", 80),
-        ("buffer_65536_remote", 108),
-        ("buffer_1m", 150),
-        ("buffer_any", 113),
+        ("buffer_65536", 82),
+        ("buffer_65536_remote", 109),
+        ("buffer_1m", 160),
+        ("buffer_any", 115),
     ];
     let mut long = Vec::new();
     for (operation, expected) in reached {

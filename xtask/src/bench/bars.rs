@@ -125,6 +125,7 @@ fn memory(figures: &Figures) -> Bar {
     let lean: Vec<usize> = LEAN.iter().filter_map(|name| figures.subject(name)).collect();
     let found = figures
         .best_peer(&workloads, Metric::Rss, &lean)
+        .filter(|_| figures.is_whole)
         .and_then(|best| Some((best, figures.ratio(&workloads, Metric::Rss, figures.subject(OURS)?, best)?)));
     match found {
         None => Bar { measure, bar, reached: "not measured over all workloads".into(), verdict: Verdict::Unknown },

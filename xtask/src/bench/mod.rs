@@ -19,6 +19,8 @@ mod picture;
 mod programs;
 mod report;
 mod statistics;
+#[cfg(test)]
+mod tests;
 
 use crate::{Error, Result, Workspace, step};
 use figures::{Figures, Run};

@@ -19,8 +19,8 @@ static HEAP: Rdmalloc = Rdmalloc::new();
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Seconds after which a child has hung: a thousand times what it takes.
-const HUNG: u32 = 100;
+/// Milliseconds after which a child has hung: a thousand times what it takes.
+const HUNG: i32 = 100_000;
 
 /// A device that takes its time, so that forks come while it is called. It counts the calls in other processes than the one that
 /// made it, where all see them.
@@ -250,15 +250,23 @@ fn in_child(action: impl FnOnce()) {
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", io::Error::last_os_error()),
         0 => {
-            // SAFETY: no preconditions.
-            unsafe { libc::alarm(HUNG) };
             let done = catch_unwind(AssertUnwindSafe(action));
             std::process::exit(i32::from(done.is_err()))
         }
         child => {
+            // Looked at from outside: a child can hang before it returns from `fork`.
+            // SAFETY: a descriptor of the child made above, which is waited for below; and one place for what is polled.
+            let ended = unsafe {
+                let descriptor = libc::syscall(libc::SYS_pidfd_open, child, 0) as i32;
+                let mut wanted = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+                let ended = descriptor < 0 || libc::poll(&raw mut wanted, 1, HUNG) != 0;
+                libc::close(descriptor);
+                ended || libc::kill(child, libc::SIGKILL) != 0
+            };
             let mut status = 0;
             // SAFETY: waits for the child made above.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert!(ended, "the child has hung");
             assert!(!libc::WIFSIGNALED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
             assert_eq!(libc::WEXITSTATUS(status), 0, "the child's exit status");
         }

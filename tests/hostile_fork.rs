@@ -131,8 +131,10 @@ fn a_child_gives_up_arenas_that_its_parent_was_opening_or_closing() {
     let heap = Heap::builder().serves_children(true).retention(Retention::NONE).build().unwrap();
     let device = heap.attach(Gated { strays, inside: Mutex::new(inside), go_on: Mutex::new(go_on) }).unwrap();
     const SIZE: usize = 100 << 20;
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
+    let heap = &heap;
+    // With what lets the other thread go on, so that it does if this fails.
+    std::thread::scope(move |scope| {
+        let other = scope.spawn(move || {
             drop(heap.buffer(SIZE).unwrap());
             heap.trim();
         });
@@ -152,9 +154,9 @@ fn a_child_gives_up_arenas_that_its_parent_was_opening_or_closing() {
             assert_eq!(calls.load(Relaxed), before, "the child called the device");
             let_go.send(()).unwrap();
         }
+        drop(let_go);
         other.join().unwrap();
     });
-    drop(let_go);
     heap.detach(device).unwrap();
 }
 

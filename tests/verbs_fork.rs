@@ -133,12 +133,13 @@ fn verbs_a_busy_program_forks_and_its_traffic_stays_right() {
     }
     let unpinned = pinned_bytes();
     let mut program = Program::new(domain.clone());
-    let other = Program::new(domain);
+    let other = Heap::builder().build().unwrap();
+    other.attach(Verbs::new(domain)).unwrap();
     let (stop, transfers) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
         // Arenas are opened, registered, deregistered and closed meanwhile.
         for seed in 1..5 {
-            let (stop, pool) = (&stop, &other.pool);
+            let (stop, pool) = (&stop, &other);
             scope.spawn(move || {
                 let mut state = seed * 977;
                 while !stop.load(Relaxed) {
@@ -161,7 +162,7 @@ fn verbs_a_busy_program_forks_and_its_traffic_stays_right() {
         });
         for _ in 0..FORKS {
             let before = transfers.load(Relaxed);
-            let mut mine = Some((vec![vec![5u8; 1000]; 100], other.pool.buffer(1000).unwrap()));
+            let mut mine = Some((vec![vec![5u8; 1000]; 100], other.buffer(1000).unwrap()));
             in_child(|| {
                 drop(mine.take());
                 drop((0..100).map(|size| vec![1u8; size * KIB]).collect::<Vec<_>>());
@@ -177,6 +178,6 @@ fn verbs_a_busy_program_forks_and_its_traffic_stays_right() {
     println!("{} transfers over {FORKS} forks", transfers.load(Relaxed));
     HEAP.trim();
     let registered =
-        HEAP.stats().registered_bytes + program.pool.stats().registered_bytes + other.pool.stats().registered_bytes;
+        HEAP.stats().registered_bytes + program.pool.stats().registered_bytes + other.stats().registered_bytes;
     assert_eq!(pinned_bytes() - unpinned, registered as u64);
 }

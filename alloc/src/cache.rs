@@ -279,10 +279,12 @@ impl Cache {
             if !ptr::eq(current, &NO_SLAB.0) {
                 (slabs, blocks) = (slabs + 1, blocks + current.used() as usize);
             }
-            let mut partial = self.partial[class].get();
-            while let Some(slab) = partial {
-                (slabs, blocks) = (slabs + 1, blocks + slab.used() as usize);
-                partial = slab.next.get();
+            for list in [&self.partial[class], &self.parting[class]] {
+                let mut at = list.get();
+                while let Some(slab) = at {
+                    (slabs, blocks) = (slabs + 1, blocks + slab.used() as usize);
+                    at = slab.next.get();
+                }
             }
             swept.slabs += slabs;
             swept.slab_slices += slabs * class::slices_of_class(class);

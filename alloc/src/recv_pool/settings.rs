@@ -73,6 +73,9 @@ impl RecvPoolBuilder {
     /// long buffer, and its buffer is ready at once. 1024 unless said: up to there, copying costs less than lending, which
     /// allocates for the `Bytes` too and brings the buffer back (46 ns against 70, as
     /// `cargo test -p rdmalloc --test recv_pool -- --nocapture what_lending` prints). 0: only empty ones.
+    ///
+    /// The copies are the global allocator's. A program that sends messages on as they came (`Device::fly`) has rdmalloc for that,
+    /// with the device attached; or says 0.
     pub fn copy_up_to(mut self, bytes: usize) -> RecvPoolBuilder {
         self.copy_up_to = bytes;
         self

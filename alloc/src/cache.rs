@@ -8,6 +8,7 @@
 //! A cache never opens an arena: it answers [`NoRoom`], and its user has room made while the cache is whole and unlocked.
 
 mod fork;
+mod pending;
 
 use crate::class::{self, CLASSES, Kind, LiveBlocks};
 use crate::loan::Loan;
@@ -19,6 +20,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 use crossbeam_utils::{Backoff, CachePadded};
 pub(crate) use fork::Fate;
+pub(crate) use pending::Pended;
+use pending::Pending;
 use rdmalloc_arenas::sync::{Lock, LockGuard};
 use rdmalloc_arenas::{Arenas, SLICE, Seen, Span};
 
@@ -93,6 +96,8 @@ pub(crate) struct Cache {
     spare: [Cell<Option<&'static Slab>>; SPARE_SLICES + 1],
     /// Written by the user alone; statistics read it, and the next but one.
     spare_bytes: AtomicUsize,
+    /// Blocks that the user has freed into slabs of others, and has not put there yet.
+    pending: Pending,
     /// How many slabs of each class are Full: those are in no list.
     full: [Cell<u32>; CLASSES],
     /// The next cache in a list of caches without a user.
@@ -125,6 +130,7 @@ impl Cache {
             parting: [const { Cell::new(None) }; CLASSES],
             spare: [const { Cell::new(None) }; SPARE_SLICES + 1],
             spare_bytes: AtomicUsize::new(0),
+            pending: Pending::new(),
             full: [const { Cell::new(0) }; CLASSES],
             next: Cell::new(None),
             sibling: Cell::new(None),
@@ -238,6 +244,15 @@ impl Cache {
             }
             gate
         })
+    }
+
+    /// Between the two: puts what its thread has freed into slabs of others where it belongs, for those who come to these slabs after.
+    pub(crate) fn visit_pending(&self, pass: Pass) {
+        let Some(_gate) = self.gate_soon(pass.patient) else { return };
+        // If it is not asked any more, its thread has done so.
+        if self.asked.get() && self.user().is_none_or(|slot| pass.barrier && thread::is_revoked(self, slot)) {
+            self.post();
+        }
     }
 
     /// The second half: does something with the cache, unless its thread has taken it back and flushed it itself, or is in the middle
@@ -538,6 +553,7 @@ impl Cache {
     /// Gives back all that holds no block: what others freed is taken back, empty slabs and spare spans go to their arenas.
     /// Slabs in arenas that shall run empty are put apart. Returns how many slices went.
     pub(crate) fn flush(&self, arenas: &Arenas) -> usize {
+        self.post();
         self.look(arenas);
         for current in &self.current {
             let slab = current.get();

@@ -8,7 +8,7 @@
 //! large    a spare span of the thread's cache, by its length, to and fro; else a span of an arena
 //! ```
 
-use crate::cache::Block;
+use crate::cache::{Block, Pended};
 use crate::class::{Kind, MEDIUM_MAX, SMALL_MAX, class_for, kind_of, size_of_class, slices_for};
 use crate::heap::{Core, free_remote};
 use crate::maintain::{MaintainError, Maintainer, Maintenance};
@@ -357,8 +357,17 @@ unsafe fn free_elsewhere(slab: &'static slab::Slab, block: NonNull<u8>) {
             cache.rebook(&GLOBAL.arenas, slab);
         }
     });
-    // SAFETY: the block is the caller's, and the slab another's.
-    if !own && unsafe { free_remote(slab, block) } {
+    if own {
+        return;
+    }
+    // SAFETY: the block is the caller's, and the slab another's; in the global heap, links lie in blocks.
+    let told = match thread::briefly(|cache| unsafe { cache.pend(slab, block) }) {
+        Pended::Yes => false,
+        Pended::YesAndTold => true,
+        // SAFETY: the block is the caller's, and the slab another's.
+        Pended::No => unsafe { free_remote(slab, block) },
+    };
+    if told {
         GLOBAL.bell.touch_after_fence();
     }
 }

@@ -234,12 +234,13 @@ impl Core {
         // Also for those who free into slabs of shards and of others, without a lock.
         let needless = patient && self.is_without_caches();
         let barrier = needless || asymmetric::heavy() || !asymmetric::is_available();
+        let pass = Pass { patient, barrier, restores: !patient && !listens };
+        self.each_cache(|cache| cache.visit_pending(pass));
         for shard in &self.shards {
             if let Some(cache) = shard.lock().as_ref() {
                 action(cache, &mut swept);
             }
         }
-        let pass = Pass { patient, barrier, restores: !patient && !listens };
         self.each_cache(|cache| cache.visit(pass, &mut swept, &mut action));
         swept
     }

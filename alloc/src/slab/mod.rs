@@ -436,6 +436,29 @@ impl Slab {
         self.others.remote.push(place as u16, |next| self.link(block.cast(), place_to_block(base, next)))
     }
 
+    /// The same with a run of `count` blocks, linked from the first to the last.
+    ///
+    /// # Safety
+    ///
+    /// As [`push`](Self::push), for each of them.
+    pub(crate) unsafe fn push_remote_run(&self, first: NonNull<u8>, last: NonNull<u8>, count: u32) -> Freed {
+        let base = self.address();
+        let place = 1 + (first.addr().get() - base) / 16;
+        let link = |next| self.link(last.cast(), place_to_block(base, next));
+        self.others.remote.push_run(place as u16, count, link)
+    }
+
+    /// Links a free block to the next, where links lie in blocks.
+    ///
+    /// # Safety
+    ///
+    /// The block is free and the caller's.
+    #[inline]
+    pub(crate) unsafe fn chain(block: NonNull<u8>, next: Option<NonNull<u8>>) {
+        // SAFETY: the caller's promise.
+        unsafe { link(block.cast(), next.map_or(ptr::null_mut(), |next| next.as_ptr().cast())) }
+    }
+
     /// The owner, having taken the slab from its list of slabs to look at, takes what others have freed.
     pub(crate) fn look(&self) {
         self.absorb(self.others.remote.take_told());

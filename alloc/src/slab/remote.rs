@@ -76,14 +76,20 @@ impl<A: Atomic64> Remote<A> {
 
     /// Puts a block into the list. `link` is told the head that shall follow it, before the block can be seen.
     #[inline]
-    pub(crate) fn push(&self, place: u16, mut link: impl FnMut(u16)) -> Freed {
+    pub(crate) fn push(&self, place: u16, link: impl FnMut(u16)) -> Freed {
+        self.push_run(place, 1, link)
+    }
+
+    /// Puts a run of `count` blocks into the list, which begins with that at `place`. `link` is told what shall follow the last.
+    #[inline]
+    pub(crate) fn push_run(&self, place: u16, count: u32, mut link: impl FnMut(u16)) -> Freed {
         let mut old = self.0.load(Relaxed);
         loop {
             if old & HEAD == u64::from(place) {
                 return Freed::Twice;
             }
             link((old & HEAD) as u16);
-            let new = (old & !HEAD | u64::from(place) | TOLD).wrapping_add(ONE);
+            let new = (old & !HEAD | u64::from(place) | TOLD).wrapping_add(ONE * u64::from(count));
             // Release: the owner finds the link, and whatever the freeing thread did to the block before.
             match self.0.compare_exchange_weak(old, new, Release, Relaxed) {
                 Ok(_) if old & TOLD == 0 => return Freed::Tell((old >> 32) as u32),
@@ -179,6 +185,32 @@ mod models {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             back += slab.look(&mut seen);
             assert_eq!((back, slab.word.is_told(), slab.word.owner()), (2, false, 7));
+        });
+    }
+
+    #[test]
+    fn a_run_and_a_block_are_freed_while_the_owner_looks() {
+        loom::model(|| {
+            let slab = Slab::new();
+            let run = thread::spawn({
+                let slab = slab.clone();
+                move || {
+                    slab.links[2].set(1);
+                    if let Freed::Tell(_) = slab.word.push_run(2, 2, |next| slab.links[1].set(next)) {
+                        assert_eq!(slab.told.fetch_add(1, AcqRel), 0, "told twice");
+                    }
+                }
+            });
+            let block = thread::spawn({
+                let slab = slab.clone();
+                move || slab.free(3)
+            });
+            let mut seen = [false; 4];
+            let mut back = slab.look(&mut seen);
+            back += slab.walk(slab.word.take(), &mut seen);
+            [run, block].into_iter().for_each(|thread| thread.join().unwrap());
+            back += slab.look(&mut seen);
+            assert_eq!((back, slab.word.is_told()), (3, false));
         });
     }
 

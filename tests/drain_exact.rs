@@ -5,6 +5,9 @@ use rdmalloc_tests::{Ledger, again_without_membarrier, is_alone, is_without_memb
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 
 #[global_allocator]
@@ -87,6 +90,34 @@ fn an_arena_closes_in_the_pass_after_another_thread_freed_its_last_block() {
         })
         .join()
         .unwrap();
+    });
+}
+
+#[test]
+fn an_arena_closes_in_the_pass_after_a_thread_that_sleeps_since_freed_its_last_block() {
+    static HANDED: Mutex<Option<Blocks>> = Mutex::new(None);
+    static STATE: AtomicU32 = AtomicU32::new(0);
+    let wait_for = |state| {
+        while STATE.load(Acquire) != state {
+            thread::yield_now();
+        }
+    };
+    // Begun before, since what it is made of lives as long as it does. A thread with a cache of its own.
+    thread::spawn(move || {
+        drop(Box::new(1));
+        STATE.store(1, Release);
+        wait_for(2);
+        drop(HANDED.lock().unwrap().take());
+        STATE.store(3, Release);
+        loop {
+            thread::park();
+        }
+    });
+    wait_for(1);
+    freed_by(|blocks| {
+        *HANDED.lock().unwrap() = Some(blocks);
+        STATE.store(2, Release);
+        wait_for(3);
     });
 }
 

@@ -1,7 +1,9 @@
 //! Faults that others had, of which no other test here is the witness; `FAULTS.md` has the table of all of them. Heaps over registrars
 //! that look at what they are told.
 
+use allocator_api2::alloc::Allocator;
 use rdmalloc::{Access, Budget, Buffer, Heap, Keys, Policy, Rdmalloc, Registered, Registrar};
+use std::alloc::{GlobalAlloc, Layout};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -194,18 +196,18 @@ struct Block(*mut u8);
 unsafe impl Send for Block {}
 
 impl Block {
-    const LAYOUT: std::alloc::Layout = std::alloc::Layout::new::<[u8; 4000]>();
+    const LAYOUT: Layout = Layout::new::<[u8; 4000]>();
 
     fn take() -> Block {
         // SAFETY: the layout has a size.
-        Block(unsafe { std::alloc::GlobalAlloc::alloc(&Rdmalloc::new(), Block::LAYOUT) })
+        Block(unsafe { Rdmalloc::new().alloc(Block::LAYOUT) })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, and the value's.
-        unsafe { std::alloc::GlobalAlloc::dealloc(&Rdmalloc::new(), self.0, Block::LAYOUT) }
+        unsafe { Rdmalloc::new().dealloc(self.0, Block::LAYOUT) }
     }
 }
 
@@ -281,4 +283,26 @@ fn memory_without_a_device_is_there_only_as_it_is_touched() {
     let arenas = heap.arenas();
     let resident = arenas[0].resident().unwrap();
     assert!(resident.resident < MIB && resident.huge == 0, "{resident:?} for a byte in each 2 MiB");
+}
+
+#[test]
+fn a_block_that_shrank_shows_nothing_old_as_it_grows_zeroed() {
+    let heap = Heap::builder().build().unwrap();
+    let (mut in_place, heap) = (0, &heap);
+    for (long, short) in [(1000, 600), (6000, 3500), (60_000, 40_000), (2 * MIB, 200_000), (5 * MIB, MIB)] {
+        let [long, short] = [long, short].map(|size| Layout::from_size_align(size, 8).unwrap());
+        // SAFETY: the block is the heap's, of the layout that it was last given; as long as what is written and read.
+        unsafe {
+            let block = heap.allocate(long).unwrap().cast::<u8>();
+            block.write_bytes(0xff, long.size());
+            let shorter = heap.shrink(block, long, short).unwrap().cast::<u8>();
+            let longer = heap.grow_zeroed(shorter, short, long).unwrap().cast::<u8>();
+            in_place += usize::from(block == longer);
+            let all = core::slice::from_raw_parts(longer.as_ptr(), long.size());
+            let old = all.iter().take_while(|byte| **byte == 0xff).count();
+            assert!(old == short.size() && all[old..].iter().all(|byte| *byte == 0), "{long:?}: {old} bytes are kept");
+            heap.deallocate(longer, long);
+        }
+    }
+    assert!(in_place >= 3, "most grow where they are");
 }

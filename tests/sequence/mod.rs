@@ -6,6 +6,7 @@
 //!   has refused it; where the heap requires that, without exception;
 //! - no budget is exceeded, nor what a device or the memlock limit allows; books and figures agree;
 //! - after a drain pass each open arena has a block, and the pass has counted all blocks; a heap ends with its last block, at once;
+//! - a child of fork finds no keys, whole blocks and a heap that works, and changes nothing of its parent's;
 //! - after the last free nothing is open and nothing registered.
 //!
 //! Bytes are read as steps, so proptest and the fuzzer share this. Steps run one at a time, each on the thread that it names, so a
@@ -17,9 +18,11 @@
 //! device      devices that keep books
 //! world       the reference
 //! perform     does a step, and checks it
+//! fork        what a child of fork finds
 //! ```
 
 mod device;
+mod fork;
 mod held;
 mod operation;
 mod perform;

@@ -57,6 +57,8 @@ pub enum Operation {
     Budget { bytes: u64 },
     /// A drain pass.
     Trim,
+    /// A fork, whose child lives for a moment.
+    Fork,
     /// The thread ends; the next step of its number is another's.
     EndThread,
 }
@@ -102,6 +104,8 @@ impl Step {
                 let kind = [BufferKind::Plain, BufferKind::Zeroed, BufferKind::Aligned][which % 3];
                 Operation::Buffer { size: size(b, c), align: align(d), kind, count }
             }
+            // Dear, so seldom.
+            45 if b < 48 => Operation::Fork,
             32..46 => Operation::Free { which },
             46 => Operation::Leave { which },
             47 | 48 => Operation::Share { which, from: usize::from(b) << 8 | usize::from(c) },

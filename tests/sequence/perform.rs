@@ -99,6 +99,7 @@ impl World {
                     self.check_trimmed(heap, &trimmed)?;
                 }
             }
+            Operation::Fork => self.fork()?,
             Operation::Build { .. } | Operation::EndThread => {}
         }
         self.names.into_iter().flatten().try_for_each(|heap| self.check_figures(heap))
@@ -109,7 +110,7 @@ impl World {
         self.roots.iter().map(|(start, root)| root.end - start).sum::<usize>() + size > MOST
     }
 
-    fn allocate(&mut self, size: usize, align: usize, zeroed: bool) -> Check {
+    pub(super) fn allocate(&mut self, size: usize, align: usize, zeroed: bool) -> Check {
         if self.is_full(size) {
             return Ok(());
         }

@@ -14,7 +14,7 @@ use std::io;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Pages {
     /// Base pages, of which the kernel makes huge ones where it can: memory that is to be pinned is advised so
-    /// (`MADV_HUGEPAGE`) and faulted in before it is registered. Where the system's setting
+    /// (`MADV_HUGEPAGE`) before it is registered, which faults it in. Where the system's setting
     /// (`/sys/kernel/mm/transparent_hugepage/enabled`) is `never`, they stay base pages. Memory without a device is left to
     /// that setting.
     #[default]
@@ -168,19 +168,16 @@ pub(crate) unsafe fn open_hugetlb(
     }
 }
 
-/// Faults a range in before it is pinned, in huge pages if the heap's pages are transparent. Both are wishes.
+/// Asks for huge pages before a range is pinned, if the heap's pages are transparent: a wish. Pinning faults in what is not there, and says
+/// why it cannot; to do so before (`MADV_POPULATE_WRITE`) is to walk all pages twice.
 ///
 /// # Safety
 ///
 /// The range is page-aligned and writable, in a reservation of ours.
-pub(crate) unsafe fn prefault(start: *mut u8, len: usize, pages: Pages) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if pages == Pages::Transparent {
-            os::advise(start, len, Advice::Huge);
-        }
-        // Pinning faults in what is not there, and says why it cannot.
-        let _ = os::populate(start, len);
+pub(crate) unsafe fn advise(start: *mut u8, len: usize, pages: Pages) {
+    if pages == Pages::Transparent {
+        // SAFETY: the caller's promise.
+        unsafe { os::advise(start, len, Advice::Huge) };
     }
 }
 

@@ -113,7 +113,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         true
     }
 
-    /// Whether registering pins the pages, so that they are better faulted in before, as huge pages. Otherwise (on-demand
+    /// Whether registering pins the pages, so that they are better huge ones. Otherwise (on-demand
     /// paging) untouched memory stays untouched.
     fn pins_pages(&self) -> bool {
         true

@@ -96,7 +96,7 @@ impl Arenas {
     /// Attaches a device: registers every arena that is open, and from now on every arena that is opened.
     ///
     /// Other threads may take and give spans meanwhile; they wait only if they need a new arena. Arenas without a span are
-    /// closed first, the others prefaulted.
+    /// closed first, the others advised to be huge pages.
     ///
     /// # Errors
     ///
@@ -234,7 +234,7 @@ impl Arenas {
         let register = |attached: &Attached| {
             let (mut registered, mut refused) = (0, Vec::new());
             for arena in live().take_while(|_| !failed.load(Relaxed)) {
-                self.pin_and_prefault(region, attached, arena);
+                self.pin_and_advise(region, attached, arena);
                 let Err(error) = self.register(region, role, attached, arena) else {
                     registered += 1;
                     continue;

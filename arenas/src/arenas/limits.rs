@@ -232,7 +232,7 @@ impl Arenas {
             attached.slotted.refuse(arena.run().start, reason.word());
             return Ok(false);
         }
-        self.pin_and_prefault(region, attached, arena);
+        self.pin_and_advise(region, attached, arena);
         let result = self.register(region, role, attached, arena);
         if result.is_err() {
             self.unpin_if_nobody_pins(arena);
@@ -240,21 +240,21 @@ impl Arenas {
         result.map(|()| true)
     }
 
-    /// Keeps purgers off a live arena, which must be before it is registered; and faults it in, if it will be. A device that pins
+    /// Keeps purgers off a live arena, which must be before it is registered; and has it advised, if it will be. A device that pins
     /// nothing minds neither.
-    pub(super) fn pin_and_prefault(&self, region: &Region, attached: &Attached, arena: &Arena) {
+    pub(super) fn pin_and_advise(&self, region: &Region, attached: &Attached, arena: &Arena) {
         if attached.on_demand {
             return;
         }
         let backoff = Backoff::new();
         arena.word.pin(|| backoff.snooze());
-        if self.is_to_be_faulted_in(attached, arena.len()) {
-            self.prefault(region, arena);
+        if self.will_be_pinned(attached, arena.len()) {
+            self.advise(region, arena);
         }
     }
 
-    /// Whether an arena of so many bytes is better faulted in before it is registered: not if no limit will allow that.
-    pub(super) fn is_to_be_faulted_in(&self, attached: &Attached, bytes: usize) -> bool {
+    /// Whether registering an arena of so many bytes will pin it, as far as one can see: not if no limit allows that.
+    pub(super) fn will_be_pinned(&self, attached: &Attached, bytes: usize) -> bool {
         let pins = attached.registrar.pins_pages() && !attached.on_demand && !attached.is_lost();
         pins && self.may_register(attached, attached.amount(bytes)).is_ok()
     }

@@ -161,21 +161,21 @@ impl Arenas {
         arena.set_pages(pages, why);
         self.place(region, role, arena);
         // Not for memory that nobody will register.
-        let some = |attached: &Attached| self.is_to_be_faulted_in(attached, len);
+        let some = |attached: &Attached| self.will_be_pinned(attached, len);
         if role.attached.iter().any(some) && !os::is_forked_child() {
             // SAFETY: just opened, so it is writable.
-            unsafe { pages::prefault(start, len, pages) };
+            unsafe { pages::advise(start, len, pages) };
         }
         Ok(())
     }
 
-    /// Faults a live arena in before it is pinned.
-    pub(super) fn prefault(&self, region: &Region, arena: &Arena) {
+    /// Asks for huge pages for a live arena before it is pinned.
+    pub(super) fn advise(&self, region: &Region, arena: &Arena) {
         let (pages, _) = arena.pages();
         if !pages.is_hugetlb() {
             let start = region.slice_address(arena.run().start * SLICES_PER_CHUNK);
             // SAFETY: a live arena is writable, and stays open: closing needs the role, which the caller has.
-            unsafe { pages::prefault(start, arena.len(), pages) };
+            unsafe { pages::advise(start, arena.len(), pages) };
         }
     }
 }

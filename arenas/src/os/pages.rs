@@ -66,7 +66,7 @@ pub(crate) unsafe fn advise(start: *mut u8, len: usize, advice: Advice) {
     unsafe { libc::madvise(start.cast(), len, advice) };
 }
 
-/// Faults a range in, before it is pinned. Where that fails, pinning (or the first touch) faults in what is not there.
+/// Faults a range in.
 ///
 /// # Safety
 ///

@@ -347,6 +347,26 @@ fn what_a_lost_device_does_not_let_go_of_is_kept_with_its_registrar() {
 }
 
 #[test]
+fn what_a_device_keeps_is_registered_with_others_only_as_long_as_something_is_in_it() {
+    let _alone = alone();
+    let (heap, brittle) = (Heap::builder().build().unwrap(), Brittle::new());
+    let device = heap.attach(brittle.clone()).unwrap();
+    let buffer = heap.buffer(MIB).unwrap();
+    brittle.cling();
+    let Err(DetachError::Kept { arenas: 1, .. }) = heap.detach(device) else { panic!("it let go") };
+    let attach = || {
+        let ledger = Ledger::new();
+        (heap.attach(ledger.clone()).unwrap(), ledger.live())
+    };
+    let (device, registrations) = attach();
+    assert!(device.key(buffer.as_ptr()).is_ok() && registrations == 1);
+    heap.detach(device).unwrap();
+    drop(buffer);
+    heap.trim();
+    assert_eq!(attach().1, 0, "memory that is nobody's is pinned once more");
+}
+
+#[test]
 fn a_device_is_kept_if_only_a_closed_arena_is() {
     let _alone = alone();
     let (heap, brittle) = (Heap::builder().build().unwrap(), Brittle::new());

@@ -51,8 +51,6 @@ fn each_core(mut action: impl FnMut(&'static Core)) {
 
 unsafe extern "C" fn prepare() {
     FORKING.hold();
-    // Nobody is making it then.
-    thread::key();
     pool::CHANGE.hold();
     each_core(Core::hold_shards);
     let mut end = 1;

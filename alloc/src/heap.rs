@@ -9,17 +9,17 @@ use crate::cache::{Block, Cache, NoRoom, Pass, Swept};
 use crate::caches::{self, Idle, Owned};
 use crate::class::{Kind, class_for, kind_of};
 use crate::global::FIRST_HEAP_TAG;
-use crate::misuse;
 use crate::phase::Phase;
 use crate::places::{self, Left};
 use crate::slab::{self, Freed, Slab};
+use crate::{inside, misuse};
 use crate::{pool, thread};
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use crossbeam_utils::CachePadded;
 use rdmalloc_arenas::bell::Bell;
-use rdmalloc_arenas::sync::{Lock, asymmetric};
+use rdmalloc_arenas::sync::{Lock, LockGuard, asymmetric};
 use rdmalloc_arenas::{
     Arenas, AttachError, CaughtUp, Closed, Config, DetachError, Device, Registrar, SLICE, TakeError,
 };
@@ -214,6 +214,9 @@ impl Core {
             if self.sweep().slices >= want.slices {
                 return Ok(());
             }
+            if self.arenas.has_devices() {
+                inside::see_to_room()?;
+            }
             self.arenas.make_room(want.seen, want.slices, want.align)
         })
     }
@@ -277,6 +280,10 @@ impl Core {
 
     /// A drain pass: all caches are emptied, and every arena without a block is closed. With what the caches are left with.
     pub(crate) fn drain(&self) -> (Closed, Swept) {
+        if self.arenas.has_devices() {
+            // Perhaps there is enough all the same.
+            let _ = inside::see_to_room();
+        }
         thread::inside(|| {
             let swept = self.sweep();
             let closed = self.arenas.close_all_empty();
@@ -287,7 +294,11 @@ impl Core {
 
     /// Registers what was refused, as far as that can be done now, and tells the listener of the limits.
     pub(crate) fn catch_up(&self) -> CaughtUp {
-        let done = thread::inside(|| self.arenas.register_what_was_refused());
+        // Without memory for the lists, as without memory to register.
+        let done = match inside::see_to_room() {
+            Ok(()) => thread::inside(|| self.arenas.register_what_was_refused()),
+            Err(_) => CaughtUp::default(),
+        };
         self.arenas.tell();
         done
     }
@@ -302,6 +313,7 @@ impl Core {
 
     /// Attaches a device; what caches hold without need is given back first, and not pinned.
     pub(crate) fn attach(&self, device: impl Registrar) -> Result<Device, AttachError> {
+        inside::see_to_room().map_err(no_memory)?;
         let attached = thread::inside(|| {
             self.sweep();
             // The maintainer has headroom to open.
@@ -313,6 +325,7 @@ impl Core {
 
     /// Attaches several, all or none.
     pub(crate) fn attach_all<R: Registrar>(&self, devices: Vec<R>) -> Result<Vec<Device>, AttachError> {
+        inside::see_to_room().map_err(no_memory)?;
         thread::inside(|| {
             self.sweep();
             // Boxed here: in the global heap, a device would keep an arena open.
@@ -322,6 +335,8 @@ impl Core {
 
     /// Detaches a device, waiting so long for what uses it.
     pub(crate) fn detach_within(&self, device: Device, patience: Duration) -> Result<(), DetachError> {
+        // Perhaps there is enough all the same.
+        let _ = inside::see_to_room();
         thread::inside(|| self.arenas.detach_within(device, patience))
     }
 
@@ -392,15 +407,28 @@ impl Core {
         }
     }
 
+    /// A shard that has a cache: this thread's, or another if there is no memory for a cache of its.
+    fn shard_with_cache(&self) -> Result<LockGuard<'_, Option<Owned>>, TakeError> {
+        let mut own = self.shards[thread::shard(SHARDS)].lock();
+        if own.is_none() {
+            *own = Owned::obtain();
+        }
+        if own.is_some() {
+            return Ok(own);
+        }
+        drop(own);
+        self.shards.iter().map(|shard| shard.lock()).find(|shard| shard.is_some()).ok_or_else(no_memory_for_cache)
+    }
+
+    /// Sees to it that there is a shard with a cache.
+    pub(crate) fn see_to_shard(&self) -> Result<(), TakeError> {
+        self.shard_with_cache().map(drop)
+    }
+
     fn allocate_from_shard(&self, kind: Kind, align: usize, zeroed: bool) -> Result<Result<Block, NoRoom>, TakeError> {
-        let mut shard = self.shards[thread::shard(SHARDS)].lock();
+        let shard = self.shard_with_cache()?;
         self.bell.touch();
-        let out_of_memory =
-            || TakeError::NoMemory { wanted: size_of::<Cache>(), source: io::ErrorKind::OutOfMemory.into() };
-        let cache = match &mut *shard {
-            Some(cache) => cache,
-            none => none.insert(Owned::obtain().ok_or_else(out_of_memory)?),
-        };
+        let Some(cache) = &*shard else { return Err(no_memory_for_cache()) };
         let quick = match kind {
             Kind::Small(class) | Kind::Medium(class) => cache.pop_any(class),
             Kind::Large(_) => None,
@@ -486,6 +514,19 @@ impl Core {
         }
         asymmetric::light_or_fence();
         self.phase.is_ending()
+    }
+}
+
+fn no_memory_for_cache() -> TakeError {
+    TakeError::NoMemory { wanted: size_of::<Cache>(), source: io::ErrorKind::OutOfMemory.into() }
+}
+
+/// What there is no memory for, if it is for attaching a device.
+fn no_memory(error: TakeError) -> AttachError {
+    match error {
+        TakeError::NoMemory { source, .. } => AttachError::NoMemory(source),
+        TakeError::NotInChild => AttachError::NotInChild,
+        other => AttachError::NoMemory(io::Error::new(io::ErrorKind::OutOfMemory, other)),
     }
 }
 

@@ -72,6 +72,7 @@ mod global;
 #[cfg(feature = "hardened")]
 mod hardened;
 mod heap;
+mod inside;
 mod limits;
 mod loan;
 mod maintain;

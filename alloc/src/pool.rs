@@ -14,7 +14,7 @@ use crate::thread;
 use core::fmt;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicPtr, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, fence};
 use memmap2::MmapOptions;
 use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::Lock;
@@ -146,6 +146,7 @@ impl Builder {
     /// [`BuildError`].
     pub fn build(self) -> Result<Heap, BuildError> {
         fork::install();
+        end_what_was_left();
         let _change = CHANGE.lock();
         let config = |index: usize| Config {
             access: self.access,
@@ -426,6 +427,16 @@ unsafe fn give_back_slow(slab: &'static Slab, block: NonNull<u8>) {
     }
 }
 
+/// A heap may have nothing left, and yet could not be ended.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// Ends heaps that could not be ended when their last block went.
+pub(crate) fn end_what_was_left() {
+    if LEFT.load(Relaxed) && LEFT.swap(false, Relaxed) {
+        each_core(end_if_empty);
+    }
+}
+
 /// Ends a heap whose last handle is gone, once its last buffer is: closes its arenas, detaches its devices, and frees the
 /// core for another heap. A heap with memory that a device would not let go of stays as it is.
 ///
@@ -438,7 +449,10 @@ pub(crate) fn end_if_empty(core: &Core) {
     }
     loop {
         fence(SeqCst);
-        core.drain();
+        if core.drain().1.busy > 0 {
+            // Where the kernel had no barrier, nobody comes after this one.
+            LEFT.store(true, Relaxed);
+        }
         let stats = core.arenas.stats();
         if stats.arenas + stats.stuck_arenas == 0 {
             break;

@@ -2,7 +2,7 @@
 
 use crate::class::LiveBlocks;
 use crate::heap::Core;
-use crate::thread;
+use crate::{pool, thread};
 use core::fmt::{self, Write};
 use core::ops::Deref;
 use core::time::Duration;
@@ -202,6 +202,7 @@ pub struct Trimmed {
 
 impl Trimmed {
     pub(crate) fn of(core: &Core) -> Trimmed {
+        pool::end_what_was_left();
         let (closed, swept) = core.drain();
         core.catch_up();
         let stats = core.arenas.stats();

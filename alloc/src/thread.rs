@@ -26,8 +26,8 @@ use crate::places::{self, Places};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rdmalloc_arenas::sync::asymmetric;
-use std::sync::OnceLock;
 
 /// A cache without anything, shared by all threads.
 struct Empty(Cache);
@@ -166,14 +166,28 @@ pub(crate) fn tells_its_end(slot: &Slot) -> bool {
     done
 }
 
-/// The key by which the system tells of a thread's end; `None`: it has no more.
-pub(crate) fn key() -> Option<libc::pthread_key_t> {
-    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
-    *KEY.get_or_init(|| {
-        let mut key = 0;
-        // SAFETY: the pointer is to a local; `end` has the signature and may run on any thread.
-        (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
-    })
+/// One more than the key by which the system tells of a thread's end; 0: there is none yet.
+static KEY: AtomicU64 = AtomicU64::new(0);
+
+/// The key by which the system tells of a thread's end; `None`: it has no more now. It may have one later.
+fn key() -> Option<libc::pthread_key_t> {
+    let known = |key: u64| key.checked_sub(1).map(|key| key as libc::pthread_key_t);
+    if let Some(key) = known(KEY.load(Relaxed)) {
+        return Some(key);
+    }
+    let mut key = 0;
+    // SAFETY: the pointer is to a local; `end` has the signature and may run on any thread.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(0, u64::from(key) + 1, Relaxed, Relaxed) {
+        Ok(_) => Some(key),
+        Err(first) => {
+            // SAFETY: made above, and no thread has set it: another's was first.
+            unsafe { libc::pthread_key_delete(key) };
+            known(first)
+        }
+    }
 }
 
 /// Whether a slot is this thread's.

@@ -17,7 +17,7 @@ use crate::name::{Name, NamePlace};
 use crate::region::{CHUNK_SHIFT, Region};
 use crate::registrar::Keys;
 use crate::sync::Lock;
-use crate::table::Table;
+use crate::table::{Table, both};
 use core::num::NonZeroUsize;
 use core::ops::Range;
 use core::ptr;
@@ -322,7 +322,7 @@ impl Slotted {
         let region = Region::get().map_err(AttachError::NoMemory)?;
         // Tables are made before the lock is taken: whatever allocates does so without it.
         let fresh = || -> io::Result<&'static Tables> {
-            let (keys, handles) = (Table::reserve(region.chunks())?, Table::reserve(region.chunks())?);
+            let (keys, handles) = both(Table::reserve(region.chunks()), || Table::reserve(region.chunks()))?;
             keys.wipe_on_fork();
             handles.wipe_on_fork();
             Ok(Box::leak(Box::new(Tables { keys, handles })))

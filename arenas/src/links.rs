@@ -21,22 +21,18 @@ unsafe impl Entry for AtomicU16 {}
 /// `address of the link of the region's first unit - 2 * (base >> 6)`, so that [`link_of`] is a shift and an addition.
 static LINKS: AtomicUsize = AtomicUsize::new(0);
 
-static TABLE: Once<Result<Table<AtomicU16>, i32>> = Once::new();
+static TABLE: Once<Table<AtomicU16>> = Once::new();
 /// Held while the table is made.
 pub(crate) static MAKING: &Lock<()> = &TABLE.making;
 
 fn table() -> io::Result<&'static Table<AtomicU16>> {
-    let reserve = || {
+    TABLE.get_or_make(|| {
         let region = Region::get()?;
         let table = Table::<AtomicU16>::reserve_unreadable(region.len() / LINK_UNIT)?;
         let first = region.base() / LINK_UNIT * size_of::<AtomicU16>();
         LINKS.store(table.base().expose_provenance().wrapping_sub(first), Relaxed);
         Ok(table)
-    };
-    TABLE
-        .get_or_make(|| reserve().map_err(|error: io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
-        .as_ref()
-        .map_err(|code| io::Error::from_raw_os_error(*code))
+    })
 }
 
 /// The units of a run of chunks, as indices of the table.
@@ -51,7 +47,7 @@ pub(crate) fn prepare(run: &Range<usize>) -> io::Result<()> {
 
 /// Gives the pages of the links of an arena's chunks back, after it was closed.
 pub(crate) fn forget(run: &Range<usize>) {
-    if let Some(Ok(table)) = TABLE.get() {
+    if let Some(table) = TABLE.get() {
         let units = units(run);
         // SAFETY: within the table; whole pages, since a chunk has 64 KiB of links; never registered, and nobody's until the
         // chunks are another arena's.

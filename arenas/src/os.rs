@@ -112,6 +112,7 @@ pub(crate) unsafe fn wipe_on_fork(start: *mut u8, len: usize) {
 }
 
 /// Commands of membarrier(2), from `linux/membarrier.h`.
+const MEMBARRIER_GLOBAL: c_int = 1 << 0;
 const MEMBARRIER_PRIVATE_EXPEDITED: c_int = 1 << 3;
 const MEMBARRIER_REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
 
@@ -127,7 +128,8 @@ pub(crate) fn register_heavy_barrier() -> bool {
 
 /// A full barrier on every processor that runs a thread of this process. Whether it was done.
 pub(crate) fn heavy_barrier() -> bool {
-    membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+    // The first takes memory in the kernel (a mask of processors), and may fail for that; the other takes none, and milliseconds.
+    membarrier(MEMBARRIER_PRIVATE_EXPEDITED) || membarrier(MEMBARRIER_GLOBAL)
 }
 
 /// Starts a thread that nobody waits for, with no signal handled on it. Nothing is allocated on it before `routine` runs.

@@ -12,7 +12,7 @@
 
 use crate::os::{self, Reserve};
 use crate::sync::{Lock, Once};
-use crate::table::{Entry, Table};
+use crate::table::{Entry, Table, both};
 use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -88,7 +88,7 @@ pub(crate) struct Free {
 
 /// `address of the metadata of slice 0 - (base >> 16) * 128`, so that [`meta_of`] is a shift, a mask and an addition.
 static META: AtomicUsize = AtomicUsize::new(0);
-static REGION: Once<Result<Region, i32>> = Once::new();
+static REGION: Once<Region> = Once::new();
 /// Held while the region is made.
 pub(crate) static MAKING: &Lock<()> = &REGION.making;
 
@@ -99,16 +99,13 @@ impl Region {
     ///
     /// When not even [`SMALLEST`] bytes of address space are to be had.
     pub(crate) fn get() -> io::Result<&'static Region> {
-        REGION
-            .get_or_make(|| Region::reserve().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
-            .as_ref()
-            .map_err(|code| io::Error::from_raw_os_error(*code))
+        REGION.get_or_make(Region::reserve)
     }
 
     /// The region, if it has been reserved.
     #[inline]
     pub(crate) fn existing() -> Option<&'static Region> {
-        REGION.get()?.as_ref().ok()
+        REGION.get()
     }
 
     fn reserve() -> io::Result<Region> {
@@ -128,15 +125,20 @@ impl Region {
         let align = ALIGN.min(1 << (len / 16).max(CHUNK).ilog2());
         let base = os::reserve(len, align, Reserve::Nothing)?;
         // Only arenas that are, or once were, open have metadata that anybody reads.
-        let tables = Table::reserve(len / CHUNK)
-            .and_then(|chunks| Ok((chunks, Table::<SliceMeta>::reserve_unreadable(len / SLICE)?)));
+        let tables = both(Table::reserve(len / CHUNK), || Table::<SliceMeta>::reserve_unreadable(len / SLICE));
         #[cfg(feature = "hardened")]
-        let tables = tables.and_then(|tables| Ok((tables, crate::marks::Marks::reserve(len)?)));
+        let tables = tables.and_then(|tables| match crate::marks::Marks::reserve(len) {
+            Ok(marks) => Ok((tables, marks)),
+            Err(error) => {
+                tables.0.give_back();
+                tables.1.give_back();
+                Err(error)
+            }
+        });
         let tables = match tables {
             Ok(tables) => tables,
             Err(error) => {
-                // SAFETY: the reservation made above, which nobody knows yet. (A table reserved before the failing one
-                // is lost; it is read-only address space.)
+                // SAFETY: the reservation made above, which nobody knows yet.
                 unsafe { libc::munmap(base.cast(), len) };
                 return Err(error);
             }

@@ -34,7 +34,7 @@ unsafe impl<T: Entry> Send for Table<T> {}
 unsafe impl<T: Entry> Sync for Table<T> {}
 
 impl<T: Entry> Table<T> {
-    /// Reserves a table. It is never given back.
+    /// Reserves a table, for ever.
     pub(crate) fn reserve(len: usize) -> io::Result<Table<T>> {
         Table::reserve_as(len, Reserve::Zeros)
     }
@@ -49,6 +49,13 @@ impl<T: Entry> Table<T> {
         let page = os::page_size();
         let bytes = (len * size_of::<T>()).next_multiple_of(page);
         Ok(Table { base: os::reserve(bytes, page.max(align_of::<T>()), how)?.cast(), len, entry: PhantomData })
+    }
+
+    /// Gives it back after all, as what was to be made with it cannot be.
+    pub(crate) fn give_back(self) {
+        let bytes = (self.len * size_of::<T>()).next_multiple_of(os::page_size());
+        // SAFETY: the mapping that `reserve_as` made; nobody has an entry, since only the table leads to one.
+        unsafe { libc::munmap(self.base.cast(), bytes) };
     }
 
     /// The address of the first entry, for those who do the arithmetic themselves.
@@ -86,6 +93,21 @@ impl<T: Entry> Table<T> {
         // SAFETY: in bounds of a mapping that lives for ever and is readable; `Entry` makes any content and any shared
         // reference valid.
         unsafe { &*self.base.add(index) }
+    }
+}
+
+/// Two tables, or none.
+pub(crate) fn both<A: Entry, B: Entry>(
+    first: io::Result<Table<A>>,
+    second: impl FnOnce() -> io::Result<Table<B>>,
+) -> io::Result<(Table<A>, Table<B>)> {
+    let first = first?;
+    match second() {
+        Ok(second) => Ok((first, second)),
+        Err(error) => {
+            first.give_back();
+            Err(error)
+        }
     }
 }
 

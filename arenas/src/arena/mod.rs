@@ -63,17 +63,13 @@ pub(crate) struct Arena {
 // SAFETY: atomics, and a lock of which all-zero bytes are a valid open one, with the value 0; nothing to drop.
 unsafe impl Entry for Arena {}
 
-static TABLE: Once<Result<Table<Arena>, i32>> = Once::new();
+static TABLE: Once<Table<Arena>> = Once::new();
 /// Held while the table is made.
 pub(crate) static MAKING: &Lock<()> = &TABLE.making;
 
 /// The place in `arenas` where an address is: the arena's description, found by a chunk of its.
 fn table() -> io::Result<&'static Table<Arena>> {
-    let reserve = || Table::reserve(Region::get()?.chunks());
-    TABLE
-        .get_or_make(|| reserve().map_err(|error: io::Error| error.raw_os_error().unwrap_or(libc::ENOMEM)))
-        .as_ref()
-        .map_err(|code| io::Error::from_raw_os_error(*code))
+    TABLE.get_or_make(|| Table::reserve(Region::get()?.chunks()))
 }
 
 impl Arena {
@@ -88,7 +84,7 @@ impl Arena {
 
     /// The same, unless there is no table yet.
     pub(crate) fn existing(first: usize) -> Option<&'static Arena> {
-        TABLE.get()?.as_ref().ok().map(|table| table.get(first))
+        TABLE.get().map(|table| table.get(first))
     }
 
     /// The arena in which `address` lies.

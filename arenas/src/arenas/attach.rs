@@ -226,7 +226,9 @@ impl Arenas {
         before: usize,
         all: &[&'static Arena],
     ) -> Result<(), RegisterError> {
-        let live = || all.iter().copied().filter(|arena| arena.word.state() == State::Live);
+        // What another device keeps serves nobody any more once it is empty.
+        let serves = |arena: &Arena| !arena.word.is_kept() || arena.word.live_spans() > 0;
+        let live = || all.iter().copied().filter(|arena| arena.word.state() == State::Live && serves(arena));
         let new = &role.attached[before..];
         live().for_each(|arena| self.place_late(region, role, arena));
         let failed = AtomicBool::new(false);

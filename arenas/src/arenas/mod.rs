@@ -258,6 +258,18 @@ impl Arenas {
         if opened == seen.0 { self.open_arena(region, &mut role, slices, align) } else { Ok(()) }
     }
 
+    /// Whether one of the arenas has about so many slices free, wherever they lie in it.
+    #[must_use]
+    pub fn has_free(&self, slices: usize) -> bool {
+        arenas(&self.read()).any(|arena| arena.word.state() == State::Live && arena.free_slices() >= slices)
+    }
+
+    /// Whether a device is attached.
+    #[must_use]
+    pub fn has_devices(&self) -> bool {
+        self.limits.attached.load(Relaxed) != 0
+    }
+
     fn take_from(&self, region: &Region, arena: &Arena, slices: usize, align: usize) -> Option<Span> {
         if arena.free_slices() < slices || !arena.word.take_span() {
             return None;

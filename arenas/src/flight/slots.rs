@@ -159,12 +159,12 @@ struct Slots {
     free: [CachePadded<Free<AtomicU64>>; LISTS],
 }
 
-static SLOTS: Once<Option<Slots>> = Once::new();
+static SLOTS: Once<Slots> = Once::new();
 
 /// Before a fork: waits for who makes or opens slots.
 pub(crate) fn hold() {
     SLOTS.making.hold();
-    if let Some(Some(slots)) = SLOTS.get() {
+    if let Some(slots) = SLOTS.get() {
         slots.growing.hold();
     }
 }
@@ -177,7 +177,7 @@ pub(crate) fn hold() {
 pub(crate) unsafe fn release() {
     // SAFETY: `hold` took them; slots are there now if they were there then, since they were not made meanwhile.
     unsafe {
-        if let Some(Some(slots)) = SLOTS.get() {
+        if let Some(slots) = SLOTS.get() {
             slots.growing.release();
         }
         SLOTS.making.release();
@@ -190,9 +190,8 @@ fn slots() -> Option<&'static Slots> {
         let mut len = INDEX as usize + 1;
         loop {
             match Table::reserve_unreadable(len) {
-                Ok(table) => break Some(table),
                 Err(_) if len > GROWTH => len /= 2,
-                Err(_) => break None,
+                result => break result,
             }
         }
     };
@@ -202,7 +201,7 @@ fn slots() -> Option<&'static Slots> {
         growing: Lock::new(()),
         free: [const { CachePadded::new(Free(AtomicU64::new(0))) }; LISTS],
     };
-    SLOTS.get_or_make(|| reserve().map(make)).as_ref()
+    SLOTS.get_or_make(|| reserve().map(make)).ok()
 }
 
 /// Slots that a thread keeps: taking and giving one is no locked instruction then. Given back in halves when it is full, and

@@ -1,4 +1,5 @@
-//! A value that is made at its first use, by one thread. Uses `lock` and the standard library's `OnceLock`.
+//! A value that is made at its first use, by one thread. Uses `lock` and the standard library's `OnceLock`. If it cannot be made, the
+//! next use tries again: whatever was missing may be there then.
 //!
 //! Beside the `OnceLock` there is a lock around the making, which can be held over a fork: so no child finds a value half
 //! made, by a thread that it does not have, and waits for it for ever.
@@ -27,16 +28,19 @@ impl<T> Once<T> {
 
     /// The value; made now if it is not. `make` does not come here again.
     #[inline]
-    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
+    pub(crate) fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         match self.value.get() {
-            Some(value) => value,
+            Some(value) => Ok(value),
             None => self.make(make),
         }
     }
 
     #[cold]
-    fn make(&self, make: impl FnOnce() -> T) -> &T {
+    fn make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let _making = self.making.lock();
-        self.value.get_or_init(make)
+        match self.value.get() {
+            Some(value) => Ok(value),
+            None => make().map(|value| self.value.get_or_init(|| value)),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Memlock limits on an io_uring, as users without `IPC_LOCK` meet them: 64 KiB, 8 MiB, 256 MiB.
+//! Memlock limits on an io_uring, as users without `IPC_LOCK` meet them: 0, 64 KiB, 8 MiB, 256 MiB.
 #![cfg(feature = "uring")]
 
 use io_uring::IoUring;
@@ -24,6 +24,11 @@ fn run(test: &str, limit: u64) {
     if let Some((_ring, uring)) = ring() {
         under_limit(|| uring.clone(), None);
     }
+}
+
+#[test]
+fn under_a_limit_of_nothing_nothing_is_registered_and_that_is_said() {
+    run("under_a_limit_of_nothing_nothing_is_registered_and_that_is_said", 0);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Memlock limits on a real verbs device, as users without `IPC_LOCK` meet them: 64 KiB, 8 MiB, 256 MiB.
+//! Memlock limits on a real verbs device, as users without `IPC_LOCK` meet them: 0, 64 KiB, 8 MiB, 256 MiB.
 #![cfg(feature = "verbs")]
 
 use rdmalloc::registrar::verbs::Verbs;
@@ -17,6 +17,11 @@ fn run(test: &str, limit: u64) {
     if domain_or_skip().is_some() {
         confined(test, limit, 2 * limit + (64 << 20));
     }
+}
+
+#[test]
+fn verbs_under_a_limit_of_nothing_nothing_is_registered_and_that_is_said() {
+    run("verbs_under_a_limit_of_nothing_nothing_is_registered_and_that_is_said", 0);
 }
 
 #[test]

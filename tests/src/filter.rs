@@ -49,25 +49,8 @@ pub fn again_without_membarrier(but: &str) {
     }
     let mut command = Command::new(std::env::current_exe().expect("Linux tells"));
     command.args(["--skip", but, "--test-threads=1"]).env(MARK, "1").env(ALONE, "1");
-    let error = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let (load, equal, give) =
-        (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ, libc::BPF_RET);
-    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut filter = [
-        step(load, 0, 0, core::mem::offset_of!(libc::seccomp_data, nr) as u32),
-        step(equal | libc::BPF_K, 0, 1, libc::SYS_membarrier as u32),
-        step(give | libc::BPF_K, 0, 0, error),
-        step(give | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    // SAFETY: between fork and exec, only system calls are made; the filter is the closure's own.
-    unsafe {
-        command.pre_exec(move || {
-            let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-            let bound = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-            let set = libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program);
-            if bound == 0 && set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-        });
-    }
+    // SAFETY: between fork and exec, only system calls are made.
+    unsafe { command.pre_exec(|| forbid(libc::SYS_membarrier)) };
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => return println!("skipped: no filter of system calls: {error}"),
@@ -75,6 +58,31 @@ pub fn again_without_membarrier(but: &str) {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("test result: ok"), "{text}");
+}
+
+/// Forbids a system call to this process, and all that it starts, for ever: `EPERM`. Allocates nothing.
+///
+/// # Errors
+///
+/// Where the kernel has no such filters.
+pub fn forbid(call: libc::c_long) -> io::Result<()> {
+    let error = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let (load, equal, give) =
+        (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ, libc::BPF_RET);
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        step(load, 0, 0, core::mem::offset_of!(libc::seccomp_data, nr) as u32),
+        step(equal | libc::BPF_K, 0, 1, call as u32),
+        step(give | libc::BPF_K, 0, 0, error),
+        step(give | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program outlives the call that reads it.
+    unsafe {
+        let bound = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let set = libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program);
+        if bound == 0 && set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
 }
 
 /// Whether `membarrier` is forbidden to this process.

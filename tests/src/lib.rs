@@ -17,10 +17,11 @@ mod setting;
 mod swap;
 mod trace;
 mod under_limit;
+mod within;
 
 pub use brittle::Brittle;
 pub use confined::{confined, may_pin, set_memlock};
-pub use filter::{again_without_membarrier, is_alone, is_without_membarrier};
+pub use filter::{again_without_membarrier, forbid, is_alone, is_without_membarrier};
 pub use garden::{Churn, Garden};
 pub use ledger::Ledger;
 pub use null::Null;
@@ -31,6 +32,7 @@ use std::ops::Range;
 pub use swap::Swap;
 pub use trace::Trace;
 pub use under_limit::under_limit;
+pub use within::{hide_proc, set_limit, within};
 
 /// Registers memory of a test's.
 ///

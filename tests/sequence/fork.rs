@@ -49,7 +49,7 @@ impl World {
             }
         }
         for (size, align) in [(1, 8), (1, 8), (100, 8), (5000, 256), (20_000, 8), (70_000, 8), (3 << 20, 4096)] {
-            self.allocate(size, align, size % 2 == 0)?;
+            self.allocate(0, size, align, size % 2 == 0)?;
         }
         for place in self.places.values().filter(|place| !place.handles.is_empty()) {
             check(place.handles[0].buffer(100).is_err(), || "a buffer of a heap that is not in children".into())?;
@@ -58,12 +58,16 @@ impl World {
             if let Held::Block(_) = held {
                 held.check(start, &self.roots[&start])?;
             }
-            drop(held);
+            match held {
+                // Collections are not to be dropped there.
+                Held::Loose(_) => std::mem::forget(held),
+                _ => drop(held),
+            }
             self.forget(start)?;
         }
         self.places.values_mut().for_each(|place| place.handles.clear());
         Rdmalloc::new().trim();
-        self.allocate(40 << 20, 8, true)?;
+        self.allocate(0, 40 << 20, 8, true)?;
         let after: Vec<usize> = parents.iter().map(|attached| attached.ledger.live()).collect();
         // What they hold is the parent's.
         std::mem::forget(parents);

@@ -1,5 +1,6 @@
-//! What a sequence holds of the allocator's memory: where it lies, and what has to be in it. Uses nothing of ours but buffers.
+//! What a sequence holds of the allocator's memory: where it lies, and what has to be in it. Uses `collection`.
 
+use super::collection::Loose;
 use bytes::Bytes;
 use rdmalloc::{Buffer, Rdmalloc, SharedBuffer};
 use std::alloc::{GlobalAlloc, Layout};
@@ -25,6 +26,8 @@ pub struct Root {
 pub enum Held {
     /// A block of the global heap.
     Block(Block),
+    /// A block of another.
+    Loose(Loose),
     /// A buffer.
     Buffer(Buffer),
     /// A part of one.
@@ -56,6 +59,7 @@ impl Held {
     fn memory(&self) -> (*const u8, usize) {
         match self {
             Held::Block(block) => (block.start.as_ptr(), block.layout.size()),
+            Held::Loose(loose) => (loose.start.as_ptr(), loose.layout.size()),
             Held::Buffer(buffer) => (buffer.as_ptr(), buffer.len()),
             Held::Shared(shared) => (shared.as_ptr(), shared.len()),
             Held::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),

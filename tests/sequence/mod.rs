@@ -14,6 +14,7 @@
 //!
 //! ```text
 //! operation   what a step is, and how it is read
+//! collection  blocks of a heap, as collections have them
 //! held        what memory is held, and its contents
 //! device      devices that keep books
 //! world       the reference
@@ -21,6 +22,7 @@
 //! fork        what a child of fork finds
 //! ```
 
+mod collection;
 mod device;
 mod fork;
 mod held;

@@ -23,9 +23,9 @@ pub struct Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Operation {
-    /// `alloc` or `alloc_zeroed` of the global heap, so many times.
+    /// `alloc` or `alloc_zeroed` of the global heap, so many times; of others from number 2 on, as collections do it.
     Allocate { size: usize, align: usize, zeroed: bool, count: usize },
-    /// `realloc` of one of its blocks: to a size, or to so many 64ths of what it has.
+    /// `realloc` of a block, or `grow`, `grow_zeroed`, `shrink`: to a size, or to so many 64ths of what it has.
     Resize { which: usize, size: usize, parts: Option<u8> },
     /// Buffers of a heap that the program made.
     Buffer { size: usize, align: usize, kind: BufferKind, count: usize },

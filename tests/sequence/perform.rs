@@ -27,7 +27,7 @@ impl World {
         let Step { thread, place, operation } = *step;
         match operation {
             Operation::Allocate { size, align, zeroed, count } => {
-                (0..count).try_for_each(|_| self.allocate(size, align, zeroed))?;
+                (0..count).try_for_each(|_| self.allocate(place, size, align, zeroed))?;
             }
             Operation::Resize { which, size, parts } => self.resize(which, size, parts)?,
             Operation::Buffer { size, align, kind, count } => {
@@ -110,11 +110,14 @@ impl World {
         self.roots.iter().map(|(start, root)| root.end - start).sum::<usize>() + size > MOST
     }
 
-    pub(super) fn allocate(&mut self, size: usize, align: usize, zeroed: bool) -> Check {
+    pub(super) fn allocate(&mut self, place: usize, size: usize, align: usize, zeroed: bool) -> Check {
         if self.is_full(size) {
             return Ok(());
         }
         let layout = Layout::from_size_align(size, align).map_err(|error| error.to_string())?;
+        if place > 1 {
+            return self.allocate_in(place, layout, zeroed);
+        }
         let heap = Rdmalloc::new();
         // SAFETY: the size is not 0.
         let start = unsafe { if zeroed { heap.alloc_zeroed(layout) } else { heap.alloc(layout) } };
@@ -132,14 +135,19 @@ impl World {
     }
 
     fn resize(&mut self, which: usize, size: usize, parts: Option<u8>) -> Check {
-        let Some((address, Held::Block(block))) = self.take(which, |held| matches!(held, Held::Block(_))) else {
-            return Ok(());
-        };
-        let size = parts.map_or(size, |parts| (block.layout.size() * usize::from(parts) / 64).max(1));
-        if self.is_full(size) {
-            self.held.push((address, Held::Block(block)));
+        let is_block = |held: &Held| matches!(held, Held::Block(_) | Held::Loose(_));
+        let Some((address, held)) = self.take(which, is_block) else { return Ok(()) };
+        let Root { end, len, .. } = self.roots[&address];
+        let size = parts.map_or(size, |parts| (len * usize::from(parts) / 64).max(1));
+        if self.is_full(size.saturating_sub(end - address)) {
+            self.held.push((address, held));
             return Ok(());
         }
+        let block = match held {
+            Held::Block(block) => block,
+            Held::Loose(loose) => return self.resize_in(address, loose, size, which & 1 == 0),
+            _ => return Ok(()),
+        };
         let (seed, layout, old) = (self.seed(), block.layout, self.roots[&address].clone());
         let held = Held::Block(block);
         held.check(address, &old)?;
@@ -249,7 +257,7 @@ impl World {
     }
 
     /// The heap of a name, which is made if there is none.
-    fn named(&mut self, name: usize) -> Result<u32, String> {
+    pub(super) fn named(&mut self, name: usize) -> Result<u32, String> {
         if let Some(heap) = self.names[name] {
             return Ok(heap);
         }

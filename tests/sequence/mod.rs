@@ -20,10 +20,12 @@
 //! world       the reference
 //! perform     does a step, and checks it
 //! fork        what a child of fork finds
+//! end         the end of a thread and of everything
 //! ```
 
 mod collection;
 mod device;
+mod end;
 mod fork;
 mod held;
 mod operation;

@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    fn detach(&mut self, place: usize, which: usize) -> Check {
+    pub(super) fn detach(&mut self, place: usize, which: usize) -> Check {
         let Some(heap) = self.names[place] else { return Ok(()) };
         let place = self.place(heap);
         if place.attached.is_empty() {
@@ -321,7 +321,7 @@ impl World {
         self.look_all_up(heap)
     }
 
-    fn set_budget(&mut self, heap: u32, bytes: u64) -> Check {
+    pub(super) fn set_budget(&mut self, heap: u32, bytes: u64) -> Check {
         let budget = if bytes == 0 { Budget::NONE } else { Budget { bytes, ..Budget::NONE } };
         let place = self.place(heap);
         on!(place, heap => heap.set_budget(budget));
@@ -337,7 +337,7 @@ impl World {
         Some(self.held.swap_remove(index))
     }
 
-    fn drop_held(&mut self, start: usize, held: Held) -> Check {
+    pub(super) fn drop_held(&mut self, start: usize, held: Held) -> Check {
         held.check(start, &self.roots[&start])?;
         drop(held);
         self.forget(start)
@@ -355,59 +355,10 @@ impl World {
     }
 
     /// Drops all handles of a heap.
-    fn end_name(&mut self, name: usize) -> Check {
+    pub(super) fn end_name(&mut self, name: usize) -> Check {
         let Some(heap) = self.names[name].take() else { return Ok(()) };
         self.place(heap).handles.clear();
         self.end_if_empty(heap)
-    }
-
-    /// A thread has ended.
-    pub fn thread_ended(&mut self, thread: usize) -> Check {
-        let (ended, left) = std::mem::take(&mut self.left).into_iter().partition(|(of, _)| *of == thread);
-        self.left = left;
-        let ended: Vec<(usize, usize)> = ended;
-        ended.into_iter().try_for_each(|(_, start)| self.forget(start))
-    }
-
-    /// Ends everything, after all threads: nothing is left then.
-    pub fn end(&mut self) -> Check {
-        for attached in self.places.values_mut().flat_map(|place| &mut place.attached) {
-            attached.hold = None;
-        }
-        while let Some((start, held)) = self.held.pop() {
-            self.drop_held(start, held)?;
-        }
-        (1..self.names.len()).try_for_each(|name| self.end_name(name))?;
-        let others = self.places.len() - 1;
-        check(others == 0, || format!("{others} heaps have neither handle nor block, and have not ended"))?;
-        let trimmed = Rdmalloc::new().trim();
-        self.check_trimmed(GLOBAL, &trimmed)?;
-        check(trimmed.open_arenas == 0, || format!("{trimmed:?} after the last block"))?;
-        self.check_figures(GLOBAL)?;
-        self.set_budget(GLOBAL, 0)?;
-        while !self.place(GLOBAL).attached.is_empty() {
-            self.detach(0, 0)?;
-        }
-        Ok(())
-    }
-
-    /// Gives everything back, as far as that can be done, after a check has failed: so that the next sequence begins as this did.
-    pub fn give_up(mut self) {
-        self.held.clear();
-        self.names = [None; 4];
-        let places = std::mem::take(&mut self.places);
-        for attached in places.values().flat_map(|place| &place.attached) {
-            attached.ledger.refuse_after(None);
-        }
-        let heap = Rdmalloc::new();
-        for (number, mut place) in places {
-            place.attached.iter_mut().for_each(|attached| attached.hold = None);
-            if number == GLOBAL {
-                let _ = heap.trim();
-                place.attached.iter().for_each(|attached| drop(heap.detach(attached.device)));
-            }
-        }
-        heap.set_budget(Budget::NONE);
     }
 }
 

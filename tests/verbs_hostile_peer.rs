@@ -8,7 +8,7 @@ use rdmalloc_tests::rig::{Depth, Domain, Memory, Queue, Remote, domain_or_skip, 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -140,7 +140,8 @@ fn verbs_a_peer_writes_over_all_that_is_free_while_the_owner_churns() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = Command::new(std::env::current_exe().unwrap());
         peer.args(["--exact", "verbs_as_the_peer_of_another_process", "--nocapture"]);
-        let mut peer = peer.env(OWNER, listener.local_addr().unwrap().to_string()).spawn().unwrap();
+        let mut peer =
+            peer.stdout(Stdio::null()).env(OWNER, listener.local_addr().unwrap().to_string()).spawn().unwrap();
         let mut stream = listener.accept().unwrap().0;
         let queue = Queue::new(&domain, Depth::default()).unwrap();
         let mine = queue.endpoint();

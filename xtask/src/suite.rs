@@ -94,7 +94,7 @@ fn features(workspace: &Workspace) -> Result<Vec<String>> {
     let manifest = |folder: &str| std::fs::read_to_string(workspace.root.join(folder).join("Cargo.toml"));
     let read = |folder: &str| manifest(folder).map_err(|error| Error::Failed(format!("{folder}/Cargo.toml: {error}")));
     let mut all = Vec::new();
-    for folder in ["arenas", "alloc", "benches", "examples", "tests"] {
+    for folder in ["arenas", "alloc", "benches", "benches/workloads", "examples", "tests"] {
         let text = read(folder)?;
         let package = text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
         let section = text.lines().skip_while(|line| *line != "[features]").skip(1);

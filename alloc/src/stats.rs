@@ -139,6 +139,7 @@ impl Stats {
                 (arenas.refused.too_many_registrations, "over the budget of registrations"),
                 (arenas.refused.device_full, "over the device's number of registrations"),
                 (arenas.refused.over_memlock, "over the memlock limit"),
+                (arenas.refused.out_of_memory, "for want of memory"),
             ],
         )?;
         counts(

@@ -359,6 +359,13 @@ pub enum NotRegistered {
         /// What was pinned then, in KiB.
         pinned_kib: u32,
     },
+    /// It would have pinned more memory than there was.
+    OutOfMemory {
+        /// What was to be pinned, in KiB; 2^30 - 1 stands for more.
+        wanted_kib: u32,
+        /// What was available then, in KiB.
+        available_kib: u32,
+    },
     /// The arena is being closed: nothing that is alive lies in it.
     Closed,
     /// This process is a child of fork, and the registrations are its parent's.
@@ -404,6 +411,10 @@ impl fmt::Display for NotRegistered {
                 f,
                 "the memlock limit of {limit_kib} KiB, of which {pinned_kib} KiB were pinned, left no room for the arena; \
                  {RAISE_MEMLOCK}"
+            ),
+            Self::OutOfMemory { wanted_kib, available_kib } => write!(
+                f,
+                "the arena's {wanted_kib} KiB would have been pinned, and {available_kib} KiB of memory were available"
             ),
             Self::Closed => f.write_str("the arena is being closed: the block is freed"),
             Self::ForkedChild => {

@@ -325,6 +325,20 @@ impl core::fmt::Display for Memlock {
     }
 }
 
+/// Bytes of memory that can be had without swapping: of the machine (`MemAvailable`), and of the container if it has less (the
+/// control group at the root of what is seen, version 2). `None` where neither is told.
+pub(crate) fn available_memory() -> Option<u64> {
+    let mut buffer = [0; 512];
+    let machine = field(read_file(c"/proc/meminfo", &mut buffer), b"MemAvailable:").map(|text| number(text, 10) * 1024);
+    let mut group = |path| {
+        let text = read_file(path, &mut buffer);
+        text.first().is_some_and(u8::is_ascii_digit).then(|| number(text, 10))
+    };
+    let most = group(c"/sys/fs/cgroup/memory.max");
+    let left = most.zip(group(c"/sys/fs/cgroup/memory.current")).map(|(most, now)| most.saturating_sub(now));
+    machine.into_iter().chain(left).min()
+}
+
 /// Reads the beginning of a file without allocating; empty when it cannot.
 fn read_file<'a>(path: &core::ffi::CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     // SAFETY: the path ends in a zero, the buffer is as long as said, the descriptor is closed once.

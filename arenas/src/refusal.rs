@@ -41,6 +41,14 @@ pub enum Refusal {
         /// Bytes that are pinned.
         pinned: u64,
     },
+    /// It would pin more memory than the machine, or the container, has to give: the kernel would end some process for it. The
+    /// device was not called.
+    OutOfMemory {
+        /// Bytes that were to be pinned.
+        wanted: u64,
+        /// Bytes that are available.
+        available: u64,
+    },
 }
 
 /// The kinds, as they are counted and kept.
@@ -51,10 +59,11 @@ pub(crate) enum Kind {
     Registrations = 2,
     Full = 3,
     Memlock = 4,
+    Memory = 5,
 }
 
 /// How many kinds there are.
-pub(crate) const KINDS: usize = 5;
+pub(crate) const KINDS: usize = 6;
 
 impl Refusal {
     /// By a heap's budget.
@@ -80,6 +89,7 @@ impl Refusal {
             Refusal::TooManyRegistrations { .. } => Kind::Registrations,
             Refusal::DeviceFull { .. } => Kind::Full,
             Refusal::OverMemlock { .. } => Kind::Memlock,
+            Refusal::OutOfMemory { .. } => Kind::Memory,
         }
     }
 
@@ -100,6 +110,7 @@ impl Refusal {
                 (limit, registered)
             }
             Refusal::OverMemlock { limit, pinned } => (limit >> 10, pinned >> 10),
+            Refusal::OutOfMemory { wanted, available } => (wanted >> 10, available >> 10),
         };
         (1 + self.kind() as u64) << 60 | number(first) << 30 | number(second)
     }
@@ -116,6 +127,7 @@ impl NotRegistered {
             2 => NotRegistered::TooManyRegistrations { limit: first, registered: second },
             3 => NotRegistered::DeviceFull { limit: first, registered: second },
             4 => NotRegistered::OverMemlock { limit_kib: first, pinned_kib: second },
+            5 => NotRegistered::OutOfMemory { wanted_kib: first, available_kib: second },
             _ => NotRegistered::Refused { code: second as i32 },
         }
     }
@@ -145,6 +157,11 @@ impl fmt::Display for Refusal {
                 "the device takes {limit} registration(s), and {registered} are made; free memory and trim, or use larger arenas"
             ),
             Refusal::OverMemlock { .. } => f.write_str("the memlock limit does not allow it"),
+            Refusal::OutOfMemory { available, .. } => write!(
+                f,
+                "all of it would be pinned, and {} KiB of memory are available; ask for less, or free memory and trim",
+                available >> 10
+            ),
         }
     }
 }
@@ -174,6 +191,10 @@ mod tests {
             (
                 Refusal::OverMemlock { limit: 64 << 10, pinned: 0 },
                 NotRegistered::OverMemlock { limit_kib: 64, pinned_kib: 0 },
+            ),
+            (
+                Refusal::OutOfMemory { wanted: 8 << 30, available: 3 << 30 },
+                NotRegistered::OutOfMemory { wanted_kib: 8 << 20, available_kib: 3 << 20 },
             ),
         ] {
             assert_ne!(refusal.word(), 0);

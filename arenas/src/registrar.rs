@@ -9,7 +9,7 @@ pub mod uring;
 pub mod verbs;
 
 use crate::Access;
-use crate::os::Memlock;
+use crate::os::{self, Memlock};
 use crate::pinning::OnDemand;
 use core::num::NonZeroUsize;
 use core::ops::Range;
@@ -117,6 +117,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// paging) untouched memory stays untouched.
     fn pins_pages(&self) -> bool {
         true
+    }
+
+    /// Bytes of memory that the machine, or the container, has to give: an arena that is longer is not opened, since pinning it would
+    /// have the kernel end some process. `None`: nobody knows.
+    fn available(&self) -> Option<u64> {
+        os::available_memory()
     }
 
     /// What may still be pinned here, as the kernel will count it; asked before each registration, which is not tried where

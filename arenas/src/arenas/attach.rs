@@ -317,6 +317,13 @@ impl Arenas {
             return Err(Refusal::Device(child()));
         }
         attached.slotted.prepare(arena.run()).map_err(Refusal::Device)?;
+        // What is open already may be there in part, so nothing can be said of it.
+        if arena.word.state() == State::Opening && attached.registrar.pins_pages() && !attached.on_demand {
+            let (wanted, available) = (memory.len() as u64, attached.registrar.available());
+            if let Some(available) = available.filter(|available| *available < wanted) {
+                return Err(Refusal::OutOfMemory { wanted, available });
+            }
+        }
         self.admit(attached, attached.amount(memory.len()))?;
         let access = self.config.access;
         let access = if attached.on_demand { access | Access::ON_DEMAND } else { access };

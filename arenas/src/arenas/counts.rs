@@ -50,6 +50,8 @@ pub struct Refusals {
     pub device_full: u64,
     /// The memlock limit.
     pub over_memlock: u64,
+    /// The memory that there was.
+    pub out_of_memory: u64,
 }
 
 /// How often something else failed.
@@ -226,9 +228,9 @@ impl Counts {
     }
 
     pub(super) fn refusals(&self) -> Refusals {
-        let [by_device, over_budget, too_many_registrations, device_full, over_memlock] =
-            [0, 1, 2, 3, 4].map(|kind| self.refusals[kind].load(Relaxed));
-        Refusals { by_device, over_budget, too_many_registrations, device_full, over_memlock }
+        let [by_device, over_budget, too_many_registrations, device_full, over_memlock, out_of_memory] =
+            [0, 1, 2, 3, 4, 5].map(|kind| self.refusals[kind].load(Relaxed));
+        Refusals { by_device, over_budget, too_many_registrations, device_full, over_memlock, out_of_memory }
     }
 
     pub(super) fn failures(&self) -> Failures {
@@ -245,7 +247,12 @@ impl Refusals {
     /// All of them.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.by_device + self.over_budget + self.too_many_registrations + self.device_full + self.over_memlock
+        self.by_device
+            + self.over_budget
+            + self.too_many_registrations
+            + self.device_full
+            + self.over_memlock
+            + self.out_of_memory
     }
 }
 

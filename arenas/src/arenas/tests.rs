@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::registrar::{Keys, Limits, Registered, Registrar};
-use crate::{AttachError, DetachError, KeyError, NotRegistered};
+use crate::{AttachError, DetachError, KeyError, NotRegistered, Refusal};
 use core::num::NonZeroUsize;
 use core::ops::Range;
 use std::collections::BTreeMap;
@@ -24,6 +24,32 @@ struct Books {
 
 #[derive(Clone, Default)]
 struct Fake(Arc<Mutex<Books>>, Option<NonZeroUsize>, Option<u64>);
+
+/// A device in a machine that has 64 MiB to give.
+struct Poor(Fake);
+
+// SAFETY: no device, as the fake.
+unsafe impl Registrar for Poor {
+    unsafe fn register(&self, memory: Range<usize>, access: Access) -> io::Result<Registered> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(memory, access) }
+    }
+    fn deregister(&self, registered: Registered, memory: Range<usize>) -> io::Result<()> {
+        self.0.deregister(registered, memory)
+    }
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn is_memlocked(&self) -> bool {
+        false
+    }
+    fn available(&self) -> Option<u64> {
+        Some(64 << 20)
+    }
+}
 
 // SAFETY: no device, so nothing ever touches the memory.
 unsafe impl Registrar for Fake {
@@ -295,6 +321,33 @@ fn unpinned_free_memory_is_purged_and_pinned_memory_never() {
     assert_eq!(heap.stats().purged_bytes, 2 * (slices * SLICE) as u64, "unpinned again, so purged again");
     heap.give(keep.address, 1);
     assert_eq!(heap.purge_all(), SLICE, "who asks gets the last page back");
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused_and_not_pinned() {
+    let much = (100 << 20) / SLICE;
+    for requires in [true, false] {
+        let heap = heap(requires);
+        let device = heap.attach(Box::new(Poor(Fake::default()))).unwrap();
+        let (small, large) = (heap.take(1, 1).unwrap(), heap.take(much, 1));
+        assert!(device.key_of_address(small.address).is_ok());
+        if requires {
+            let Err(TakeError::Register(error)) = large else { panic!("{large:?}") };
+            assert!(
+                matches!(error.reason, Refusal::OutOfMemory { wanted, available } if wanted == 100 << 20 && available == 64 << 20)
+            );
+            assert!(error.to_string().contains("65536 KiB of memory are available"), "{error}");
+        } else {
+            let span = large.unwrap();
+            let reason = NotRegistered::OutOfMemory { wanted_kib: 100 << 10, available_kib: 64 << 10 };
+            assert_eq!(device.key_of_address(span.address), Err(KeyError::NotRegistered(reason)));
+            heap.give(span.address, span.slices);
+        }
+        assert_eq!(heap.stats().refused.out_of_memory, 1);
+        heap.give(small.address, 1);
+        heap.detach(device).unwrap();
+        heap.close_all_empty();
+    }
 }
 
 #[test]

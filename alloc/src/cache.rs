@@ -247,12 +247,28 @@ impl Cache {
     }
 
     /// Between the two: puts what its thread has freed into slabs of others where it belongs, for those who come to these slabs after.
-    pub(crate) fn visit_pending(&self, pass: Pass) {
-        let Some(_gate) = self.gate_soon(pass.patient) else { return };
+    /// Whether it is there.
+    pub(crate) fn visit_pending(&self, pass: Pass) -> bool {
+        let Some(_gate) = self.gate_soon(pass.patient) else { return false };
         // If it is not asked any more, its thread has done so.
-        if self.asked.get() && self.user().is_none_or(|slot| pass.barrier && thread::is_revoked(self, slot)) {
+        if self.asked.get() {
+            if self.user().is_some_and(|slot| !pass.barrier || !thread::is_revoked(self, slot)) {
+                return false;
+            }
             self.post();
         }
+        true
+    }
+
+    /// Then: asks once more, if its thread has taken the cache back and flushed it: that was perhaps before what others had freed
+    /// into its slabs was there. Whether it had; `None`: it could not ask.
+    pub(crate) fn ask_again(&self, patient: bool) -> Option<bool> {
+        let _gate = self.gate_soon(patient)?;
+        let had = !self.asked.replace(true);
+        if had && let Some(slot) = self.user() {
+            thread::revoke(self, slot);
+        }
+        Some(had)
     }
 
     /// The second half: does something with the cache, unless its thread has taken it back and flushed it itself, or is in the middle

@@ -5,6 +5,9 @@
 //! internal heap, shards serve. All do the same with a cache that they have to themselves. No lock is held while an arena is opened, since that calls
 //! devices: a cache that finds no room says so, and the room is made after its lock is released.
 
+#[cfg(test)]
+mod tests;
+
 use crate::cache::{Block, Cache, NoRoom, Pass, Swept};
 use crate::caches::{self, Idle, Owned};
 use crate::class::{Kind, class_for, kind_of};
@@ -228,24 +231,47 @@ impl Core {
     }
 
     /// Does something with all caches of this heap: those of threads, idle ones, and shards.
-    fn visit(&self, mut action: impl FnMut(&Cache, &mut Swept)) -> Swept {
+    fn visit(&self, action: impl FnMut(&Cache, &mut Swept)) -> Swept {
+        self.visit_when(|| {}, action)
+    }
+
+    /// The same. `asked`: what happens after all caches were asked for; in tests.
+    fn visit_when(&self, asked: impl FnOnce(), mut action: impl FnMut(&Cache, &mut Swept)) -> Swept {
         let mut swept = Swept::default();
         let _sweeping = self.sweeping.lock();
         // The maintainer wants to hear of who uses a cache after this; who ends the heap, of every block that is freed.
         let (patient, listens) = (self.phase.is_ending(), self.bell.is_listening());
         self.each_cache(|cache| swept.busy += usize::from(!cache.ask(patient)));
+        asked();
         // Also for those who free into slabs of shards and of others, without a lock.
         let needless = patient && self.is_without_caches();
         let barrier = needless || asymmetric::heavy() || !asymmetric::is_available();
-        let pass = Pass { patient, barrier, restores: !patient && !listens };
-        self.each_cache(|cache| cache.visit_pending(pass));
+        let mut pass = Pass { patient, barrier, restores: !patient && !listens };
+        let late = !self.lends() && self.post_pending(&mut pass);
         for shard in &self.shards {
             if let Some(cache) = shard.lock().as_ref() {
                 action(cache, &mut swept);
             }
         }
         self.each_cache(|cache| cache.visit(pass, &mut swept, &mut action));
+        // Whoever was late may have been met since, and his blocks may have come to slabs that were looked at before.
+        swept.busy = swept.busy.max(usize::from(late));
         swept
+    }
+
+    /// Has the blocks that wait in caches put into the slabs that they are of, before any of these is looked at. Whether it missed
+    /// some.
+    fn post_pending(&self, pass: &mut Pass) -> bool {
+        let (mut late, mut again) = (false, false);
+        self.each_cache(|cache| late |= !cache.visit_pending(*pass));
+        self.each_cache(|cache| match cache.ask_again(pass.patient) {
+            Some(had) => again |= had,
+            None => late = true,
+        });
+        if again {
+            pass.barrier = asymmetric::heavy() || !asymmetric::is_available();
+        }
+        late
     }
 
     /// Whether nothing has been taken from it yet.

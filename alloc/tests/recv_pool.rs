@@ -7,6 +7,7 @@ use rdmalloc::{
 use rdmalloc_tests::Ledger;
 use std::collections::{HashSet, VecDeque};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
@@ -344,6 +345,33 @@ fn after_a_peak_the_surplus_goes_back_to_the_heap() {
     (0..2).for_each(|_| drop(receive(&mut pool, &fake, 1, 4096)));
     pool.restock().unwrap();
     assert_eq!((pool.posted(), pool.stats().ready, pool.stats().lent), (4, 4, 0));
+}
+
+/// Takes what it is given, and panics before it says so, from its second call on.
+struct Panics(Fake);
+
+// SAFETY: what it takes is what it was given.
+unsafe impl ReceiveQueue for Panics {
+    unsafe fn post(&mut self, receives: &[Receive]) -> Result<(), PostFailed> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.post(receives) }?;
+        assert!(self.0.0.lock().unwrap().calls < 2, "the queue panics");
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_queue_has_taken_before_it_panics_is_not_freed() {
+    let ((heap, device), fake) = (heap(), Fake::with_room(4));
+    let mut pool = four(&heap, device).build(Panics(fake.clone())).unwrap();
+    (0..2).for_each(|_| drop(receive(&mut pool, &fake, 1, 4096)));
+    catch_unwind(AssertUnwindSafe(|| pool.restock())).expect_err("the queue panics");
+    assert_eq!((fake.posted(), pool.posted(), pool.stats().ready), (4, 4, 0));
+    assert_eq!(receive(&mut pool, &fake, 2, 4096), [2; 4096][..]);
+    let (_, posted) = pool.close();
+    assert_eq!(posted.len(), 3);
+    // SAFETY: the device was never more than this test.
+    drop(unsafe { posted.reclaim() });
 }
 
 #[test]

@@ -318,17 +318,22 @@ impl Shelves {
         while added < wanted && !self.ready.is_empty() {
             let count = BATCH.min(wanted - added).min(self.ready.len());
             let mut batch = [Receive { id: 0, addr: 0, len: 0, lkey: 0 }; BATCH];
+            let mut numbers = [0; BATCH];
             let from = self.ready.len() - count;
-            for (receive, number) in batch.iter_mut().zip(&self.ready[from..]) {
-                let place = &mut self.places[*number as usize];
+            for ((receive, number), ready) in batch.iter_mut().zip(&mut numbers).zip(self.ready.drain(from..)) {
+                let place = &mut self.places[ready as usize];
                 let addr = place.buffer.as_mut().map_or(0, |buffer| buffer.as_mut_ptr().expose_provenance());
+                *number = ready;
                 *receive = Receive {
-                    id: self.first_id + u64::from(*number),
+                    id: self.first_id + u64::from(ready),
                     addr: addr as u64,
                     len: place.len,
                     lkey: place.lkey,
                 };
+                // Before the queue is called: if it panics, nobody knows which it has taken.
+                place.posted = true;
             }
+            self.posted += count as u32;
             // SAFETY: the buffers are the pool's, at least `len` long, and stay, untouched, in their places until `complete`.
             let result = unsafe { queue.post(&batch[..count]) };
             let posted = match &result {
@@ -336,10 +341,11 @@ impl Shelves {
                 Err(failed) => failed.posted.min(count),
             };
             // In order: those that were not taken are ready still.
-            for number in self.ready.drain(from..from + posted) {
-                self.places[number as usize].posted = true;
+            for number in &numbers[posted..count] {
+                self.places[*number as usize].posted = false;
+                self.ready.push(*number);
             }
-            self.posted += posted as u32;
+            self.posted -= (count - posted) as u32;
             added += posted;
             if let Err(failed) = result {
                 return Err(PostFailed { posted: added, ..failed });

@@ -3,7 +3,9 @@
 use bytes::{Buf, Bytes};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use rdmalloc::{Device, GatherError, Gathered, Gathering, Heap, KeyError, Rdmalloc, Sge, SgeError, SgesError};
+use rdmalloc::{
+    Device, GatherError, Gathered, Gathering, Heap, KeyError, Rdmalloc, Sge, SgeError, SgesError, StableBytes,
+};
 use rdmalloc_tests::Ledger;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -232,4 +234,42 @@ fn a_buf_that_does_not_show_all_is_only_taken_by_value() {
     let chain = (&b"head"[..]).chain(ours.slice(..5000));
     let gather = Gathering::new(4).gather_buf(*device, header.spare_capacity_mut(), &chain).unwrap();
     assert_eq!((gather.entries().len(), gather.copied(), chain.remaining()), (2, 4, 5004));
+}
+
+/// Says after each chunk that it was the last, and goes on.
+struct Endless(Bytes, usize);
+
+impl Buf for Endless {
+    fn remaining(&self) -> usize {
+        self.0.len() * usize::from(self.1 > 0)
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.0[..self.remaining()]
+    }
+
+    fn advance(&mut self, _: usize) {
+        self.1 -= 1;
+    }
+
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        self.advance(len);
+        self.0.slice(..len)
+    }
+}
+
+#[test]
+fn a_buf_that_goes_on_after_its_end_gets_no_more_entries_than_there_are() {
+    let World { device, ours, .. } = &*WORLD;
+    for (piece, taken) in [(ours.slice(..1000), true), (Bytes::from_static(&FOREIGN[..1000]), false)] {
+        for max_sge in [1, 2, 3] {
+            let header = Vec::<u8>::with_capacity(64 << 10);
+            let owned = Gathering::new(max_sge).own(*device, header, Endless(piece.clone(), 9));
+            match owned {
+                Err(GatherError::NotAtOnce { shown, remaining }) => assert!(taken && shown < remaining),
+                // What is copied is one entry, however often there is more.
+                other => assert_eq!((taken, other.unwrap().pieces()), (false, 1)),
+            }
+        }
+    }
 }

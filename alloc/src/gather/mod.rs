@@ -246,6 +246,11 @@ impl Plan {
         if self.len > limit { Err(GatherError::TooLong { len: self.len, limit }) } else { Ok(()) }
     }
 
+    /// Whether nothing can follow: all entries are used, since it was said that the last piece was the last.
+    fn is_full(&self) -> bool {
+        self.used >= self.gathering.max_sge && !self.copying
+    }
+
     /// The next piece is sent in place.
     fn stay(&mut self, entries: usize) {
         (self.used, self.copying) = (self.used + entries, false);

@@ -71,8 +71,10 @@ impl Gathering {
         while buf.has_remaining() {
             let chunk = buf.chunk();
             let (len, more) = (chunk.len(), buf.remaining() > chunk.len());
-            if len == 0 {
-                return Err(GatherError::NotAtOnce { shown: plan.len, remaining: plan.len + buf.remaining() });
+            // Only a `Buf` that breaks its promises does either.
+            if len == 0 || plan.is_full() {
+                let remaining = plan.len.saturating_add(buf.remaining());
+                return Err(GatherError::NotAtOnce { shown: plan.len, remaining });
             }
             plan.count(len)?;
             if plan.in_place(chunk, more)?.is_some() {

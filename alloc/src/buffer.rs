@@ -153,6 +153,20 @@ impl Buffer {
         unsafe { block::size(self.start) }
     }
 
+    /// How many bytes it holds. Without looking at them, so also while a peer may write them.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// How many bytes there is room for.
     #[inline]
     fn room(&self) -> usize {

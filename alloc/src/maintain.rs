@@ -327,8 +327,10 @@ impl Rounds {
         let passes = self.used && (asks || now >= due);
         let mut brought = 0;
         if passes {
-            self.used = false;
-            brought = self.core.sweep_and_listen().slices * SLICE;
+            let swept = self.core.sweep_and_listen();
+            // Who was passed over may have freed something just now, and never comes again.
+            self.used = swept.busy > 0;
+            brought = swept.slices * SLICE;
             self.maintained.passes += 1;
             self.last_pass = now;
         }
@@ -398,6 +400,43 @@ impl Growth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Heap, places};
+    use rdmalloc_arenas::sync::asymmetric;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_thread_that_a_pass_has_met_in_the_middle_of_an_operation_is_met_by_another_though_it_sleeps() {
+        if !asymmetric::is_available() {
+            println!("skipped: no membarrier, so no operation is without a lock");
+            return;
+        }
+        let heap = Heap::builder().build().unwrap();
+        let tag = heap.core.tag();
+        let ((say, is_in), (go, told), (leave, left), (end, ended)) =
+            (channel(), channel::<()>(), channel(), channel::<()>());
+        let user = heap.clone();
+        let thread = std::thread::spawn(move || {
+            drop(user.buffer(64));
+            places::briefly(tag, |_| {
+                say.send(()).unwrap();
+                let _ = told.recv();
+                Some(())
+            });
+            leave.send(()).unwrap();
+            let _ = ended.recv();
+        });
+        is_in.recv().unwrap();
+        let mut rounds = Rounds::new(heap.core, Maintenance::new());
+        rounds.round(true);
+        drop(go);
+        left.recv().unwrap();
+        rounds.round(true);
+        rounds.round(true);
+        heap.core.bell.end();
+        assert_eq!(rounds.maintained.passes, 2, "one that has missed nothing is the last");
+        drop(end);
+        thread.join().unwrap();
+    }
 
     #[test]
     fn headroom_follows_growth_and_forgets_it() {

@@ -70,14 +70,9 @@ fn aligned(size: usize, align: usize) -> usize {
         // Large, whatever the size: spans alone are aligned beyond a slice.
         return size.max(MEDIUM_MAX + 1);
     }
-    // A layout's size, rounded up to its alignment, does not overflow.
-    let rounded = size.max(1).next_multiple_of(align);
-    if rounded > MEDIUM_MAX || size_of_class(class_of(rounded)).is_multiple_of(align) {
-        rounded
-    } else {
-        // At most double, and a power of two divides itself.
-        rounded.next_power_of_two()
-    }
+    // A layout's size, rounded up to its alignment, does not overflow. The class of a multiple of an alignment is one too: up to 1 KiB it
+    // is as large, and above that classes are an eighth of a power of two apart, and multiples of that (the test has all of them).
+    size.max(1).next_multiple_of(align)
 }
 
 /// The slices of the span of a large layout.
@@ -203,6 +198,15 @@ mod tests {
         for class in 0..CLASSES {
             assert_eq!(slices_of_class(class) == 1, size_of_class(class) <= SMALL_MAX);
             assert!(slices_of_class(class) <= 8 && slices_of_class(class) * SLICE / size_of_class(class) >= 8);
+        }
+    }
+
+    #[test]
+    fn the_class_of_a_multiple_of_an_alignment_is_a_multiple_of_it() {
+        for align in (5..=16).map(|shift| 1 << shift) {
+            for size in (align..=MEDIUM_MAX).step_by(align) {
+                assert!(size_of_class(class_of(size)).is_multiple_of(align), "{size} at {align}");
+            }
         }
     }
 

@@ -193,9 +193,9 @@ impl Windows {
     ///
     /// # Errors
     ///
-    /// [`ExposeError::NoWindow`] when the device has no more.
+    /// [`ExposeError::NoWindow`] when the device has no more; [`ExposeError::ForkedChild`].
     pub fn reserve(&self, count: usize) -> Result<(), ExposeError> {
-        let ready = self.shared.ready.lock().count;
+        let ready = self.shared.ready();
         (ready..count).try_for_each(|_| self.shared.make().map(|node| self.shared.put(node)))
     }
 
@@ -254,7 +254,7 @@ impl Windows {
             made: counts.made.load(Relaxed),
             bound: counts.bound.load(Relaxed),
             exposed: counts.exposed.load(Relaxed),
-            ready: self.shared.ready.lock().count,
+            ready: self.shared.ready(),
             leaked: counts.leaked.load(Relaxed),
             leaked_bytes: counts.leaked_bytes.load(Relaxed),
         }
@@ -275,6 +275,11 @@ impl Shared {
         let (_, handle) = self.device.registration_of(address)?;
         // Not null unless the device was lost between the look-up of the keys and that of the handle.
         NonNull::new(ptr::with_exposed_provenance_mut(handle as usize)).ok_or(KeyError::Lost)
+    }
+
+    /// How many windows are ready: none in a child of fork, where the lock may be locked for ever.
+    fn ready(&self) -> usize {
+        if self.origin.is_here() { self.ready.lock().count } else { 0 }
     }
 
     /// A window that is ready, or a new one.
@@ -344,4 +349,36 @@ impl Drop for Shared {
 unsafe fn pd_of(qp: NonNull<ibv_qp>) -> NonNull<ibv_pd> {
     // SAFETY: a live queue pair has a protection domain.
     unsafe { NonNull::new_unchecked((*qp.as_ptr()).pd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Heap;
+    use rdmalloc_tests::Ledger;
+
+    #[test]
+    fn a_child_that_was_forked_while_the_list_was_locked_is_not_locked_with_it() {
+        let heap = Heap::builder().build().unwrap();
+        let device = heap.attach(Ledger::new()).unwrap();
+        let (ready, counts) = Default::default();
+        let (qp, kind, origin) = (NonNull::dangling(), WindowKind::Type2, Origin::here());
+        let owner = ManuallyDrop::new(Box::new(()) as Box<dyn Send + Sync>);
+        let windows = Windows { shared: Arc::new(Shared { device, qp, kind, ready, counts, origin, owner }) };
+        let locked = windows.shared.ready.lock();
+        // SAFETY: the child calls what is tested, and exits; it is ended by the alarm if that hangs.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(10) };
+            let refused = matches!(windows.reserve(1), Err(ExposeError::ForkedChild));
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!refused || windows.stats().ready != 0)) }
+        }
+        let mut status = -1;
+        // SAFETY: the child is ours, and the place a local one.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        drop(locked);
+        assert_eq!(status, 0, "the child hung, or went on");
+    }
 }

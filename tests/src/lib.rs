@@ -32,7 +32,7 @@ use std::ops::Range;
 pub use swap::Swap;
 pub use trace::Trace;
 pub use under_limit::under_limit;
-pub use within::{hide_proc, set_limit, within};
+pub use within::{hide_proc, is_within, set_limit, within};
 
 /// Registers memory of a test's.
 ///

@@ -7,6 +7,12 @@ use std::process::Command;
 /// Set in such a process: the test's name.
 const WITHIN: &str = "RDMALLOC_TEST_WITHIN";
 
+/// Whether this process is one that [`within`] has started.
+#[must_use]
+pub fn is_within() -> bool {
+    std::env::var_os(WITHIN).is_some()
+}
+
 /// Whether the test that calls it runs in its environment. If not, it has been run there; or, where the environment cannot be made,
 /// it is skipped, and says so.
 ///
@@ -17,11 +23,11 @@ const WITHIN: &str = "RDMALLOC_TEST_WITHIN";
 /// When the test fails there.
 #[must_use]
 pub fn within(what: &str, make: impl FnMut() -> io::Result<()> + Send + Sync + 'static) -> bool {
-    let thread = std::thread::current();
-    let name = thread.name().expect("the harness names threads after tests");
-    if std::env::var_os(WITHIN).is_some() {
+    if is_within() {
         return true;
     }
+    let thread = std::thread::current();
+    let name = thread.name().expect("the harness names threads after tests");
     let mut command = Command::new(std::env::current_exe().expect("Linux tells"));
     command.args(["--exact", name, "--test-threads=1", "--nocapture"]).env(WITHIN, name);
     // SAFETY: between fork and exec, only system calls are made, as the caller sees to.

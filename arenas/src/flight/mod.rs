@@ -254,6 +254,7 @@ impl<B: StableBytes> Flight<B> {
     /// # Errors
     ///
     /// [`IdError::Unknown`], [`IdError::OtherType`].
+    #[must_use = "the last completion gives the flight, and a flight that is dropped leaks what it has"]
     pub fn landed(id: u64) -> Result<Option<Flight<B>>, IdError> {
         match Self::land(id) {
             Ok(flight) => Ok(Some(flight)),

@@ -37,12 +37,18 @@ impl fmt::Display for WindowsError {
 impl Error for WindowsError {}
 
 /// A buffer was not exposed; nothing was posted.
-#[derive(Debug)]
 pub struct NotExposed {
     /// The buffer, as it was.
     pub buffer: Buffer,
     /// Why.
     pub why: ExposeError,
+}
+
+/// Without the bytes, which may be many, and secret.
+impl fmt::Debug for NotExposed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NotExposed").field("len", &self.buffer.len()).field("why", &self.why).finish()
+    }
 }
 
 impl fmt::Display for NotExposed {
@@ -131,12 +137,19 @@ impl Error for ExposeError {
 }
 
 /// A bind has completed, and failed. The queue pair has failed with it.
-#[derive(Debug)]
 pub struct BindFailed {
     /// The status of the completion: 6 (`MW_BIND_ERR`), or 5 when the queue pair had failed before.
     pub status: u32,
     /// The buffer; `Err` if even then the window could not be let go.
     pub buffer: Result<Buffer, Kept>,
+}
+
+/// Without the bytes, as [`NotExposed`].
+impl fmt::Debug for BindFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let len = self.buffer.as_ref().map(|buffer| buffer.len());
+        f.debug_struct("BindFailed").field("status", &self.status).field("len", &len).finish()
+    }
 }
 
 impl fmt::Display for BindFailed {
@@ -197,5 +210,21 @@ impl fmt::Display for Kept {
 impl Error for Kept {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         Some(&self.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Heap;
+
+    #[test]
+    fn no_bytes_of_a_buffer_get_into_a_log_by_an_error() {
+        let heap = Heap::builder().build().unwrap();
+        let buffer = || heap.buffer_from_slice(&[77; 100]).unwrap();
+        let not_exposed = NotExposed { buffer: buffer(), why: ExposeError::Empty };
+        assert_eq!(format!("{not_exposed:?}"), "NotExposed { len: 100, why: Empty }");
+        let failed = BindFailed { status: 6, buffer: Ok(buffer()) };
+        assert_eq!(format!("{failed:?}"), "BindFailed { status: 6, len: Ok(100) }");
     }
 }

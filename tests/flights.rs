@@ -245,12 +245,20 @@ fn one_flight_of_several_completions_lands_with_the_last() {
     let flight = device.fly(filled(&heap, 5, 100)).unwrap();
     let flight = flight.into_id_for(0).unwrap_err().into_id_for(u16::MAX).unwrap_err();
     let id = flight.into_id_for(3).unwrap();
-    assert_eq!(Flight::<Buffer>::from_id(id).map(|_| ()), Err(IdError::MoreToCome { left: 2 }));
-    assert!(Flight::<Buffer>::landed(id).unwrap().is_none());
+    for left in [3, 2] {
+        // Who asks for the wrong thing has not counted what is to come.
+        let several = [(); 2].map(|()| Flight::<Buffer>::from_id(id).map(|_| ()));
+        assert_eq!(several, [Err(IdError::Several { left }); 2]);
+        assert!(Flight::<Buffer>::landed(id).unwrap().is_none());
+    }
     let flight = Flight::<Buffer>::landed(id).unwrap().unwrap();
     assert_eq!(Flight::<Buffer>::landed(id).map(|_| ()), Err(IdError::Unknown { id }));
     // SAFETY: there is no device.
     assert_eq!(unsafe { flight.complete_send() }[..], [5; 100]);
+    // The last completion is one like any other.
+    let id = device.fly(filled(&heap, 6, 100)).unwrap().into_id_for(2).unwrap();
+    assert!(Flight::<Buffer>::landed(id).unwrap().is_none());
+    assert_eq!(end::<Buffer>(id).unwrap()[..], [6; 100]);
 }
 
 #[test]

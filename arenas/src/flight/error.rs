@@ -29,7 +29,7 @@ pub enum Grounded {
     TooMany,
 }
 
-/// Why an id gives no flight. Nothing has changed then, but that an id for several completions has one less to come.
+/// Why an id gives no flight. Nothing has changed then, but where it says that a completion was counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum IdError {
@@ -45,7 +45,13 @@ pub enum IdError {
         /// What was asked for.
         asked: &'static str,
     },
-    /// It is an id for several completions, of which others are to come ([`Flight::landed`](super::Flight::landed) is for these).
+    /// It is an id for several completions, of which more than one is to come: [`Flight::from_id`](super::Flight::from_id) is for one.
+    /// None was counted; call [`Flight::landed`](super::Flight::landed) for each.
+    Several {
+        /// How many are to come.
+        left: u16,
+    },
+    /// It is an id for several completions. This one was counted, and others are to come ([`drop_flight`](super::drop_flight)).
     MoreToCome {
         /// How many.
         left: u16,
@@ -95,7 +101,13 @@ impl fmt::Display for IdError {
                 write!(f, "no flight under way has the id {id:#x}: it was completed already, or is no flight's")
             }
             Self::OtherType { flies, asked } => write!(f, "the flight is one of {flies}, not of {asked}"),
-            Self::MoreToCome { left } => write!(f, "{left} completion(s) of the flight are to come"),
+            Self::Several { left } => {
+                write!(
+                    f,
+                    "{left} completions of the flight are to come, and none was counted: call Flight::landed for each"
+                )
+            }
+            Self::MoreToCome { left } => write!(f, "this completion was counted; {left} of the flight are to come"),
         }
     }
 }

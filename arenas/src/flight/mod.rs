@@ -152,7 +152,8 @@ impl Device {
 ///
 /// # Errors
 ///
-/// [`IdError`], as [`Flight::from_id`], but for another type.
+/// [`IdError`], as [`Flight::landed`], but for another type; and [`IdError::MoreToCome`], where a completion was counted, and was not
+/// the last.
 ///
 /// # Safety
 ///
@@ -161,7 +162,7 @@ pub unsafe fn drop_flight(id: u64) -> Result<(), IdError> {
     let slot = slots::find(id & INDEX).ok_or(IdError::Unknown { id })?;
     match slot.word.land::<IdError>(id, || Ok(()))? {
         Landing::Unknown => return Err(IdError::Unknown { id }),
-        Landing::More(left) => return Err(IdError::MoreToCome { left }),
+        Landing::More(left) | Landing::NotTheLast(left) => return Err(IdError::MoreToCome { left }),
         Landing::Last => {}
     }
     // SAFETY: the slot is ours now, with what is in it; no device works on that, by the caller's word.
@@ -256,14 +257,14 @@ impl<B: StableBytes> Flight<B> {
     /// [`IdError::Unknown`], [`IdError::OtherType`].
     #[must_use = "the last completion gives the flight, and a flight that is dropped leaks what it has"]
     pub fn landed(id: u64) -> Result<Option<Flight<B>>, IdError> {
-        match Self::land(id) {
+        match Self::land(id, false) {
             Ok(flight) => Ok(Some(flight)),
             Err(IdError::MoreToCome { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn land(id: u64) -> Result<Flight<B>, IdError> {
+    fn land(id: u64, last: bool) -> Result<Flight<B>, IdError> {
         let slot = slots::find(id & INDEX).ok_or(IdError::Unknown { id })?;
         let fits = || match slot.manifest() {
             Some(manifest) if manifest.is_of::<B>() => Ok(()),
@@ -271,9 +272,10 @@ impl<B: StableBytes> Flight<B> {
                 Err(IdError::OtherType { flies: other.map_or("", Manifest::name), asked: core::any::type_name::<B>() })
             }
         };
-        match slot.word.land(id, fits)? {
+        match if last { slot.word.land_last(id, fits)? } else { slot.word.land(id, fits)? } {
             Landing::Unknown => Err(IdError::Unknown { id }),
             Landing::More(left) => Err(IdError::MoreToCome { left }),
+            Landing::NotTheLast(left) => Err(IdError::Several { left }),
             Landing::Last => {
                 // What was asked before the slot was ours may have been of another flight, 2^24 generations ago.
                 if let Err(error) = fits() {
@@ -285,13 +287,14 @@ impl<B: StableBytes> Flight<B> {
         }
     }
 
-    /// The flight that became this id, whose completion has come. Each id gives its flight once.
+    /// The flight that became this id, whose completion has come. Each id gives its flight once. Of an id for several
+    /// completions it takes the last only; the others are [`landed`](Self::landed)'s.
     ///
     /// # Errors
     ///
-    /// [`IdError`].
+    /// [`IdError`], and nothing has changed: no completion is counted.
     pub fn from_id(id: u64) -> Result<Flight<B>, IdError> {
-        Self::land(id)
+        Self::land(id, true)
     }
 
     /// Ends a flight whose bytes were only read: sends, RDMA writes. Also one that was to be written, if what was written

@@ -41,8 +41,10 @@ pub(super) enum Seen {
 pub(super) enum Landing {
     /// No flight under way has this id.
     Unknown,
-    /// So many completions are to come.
+    /// This completion is counted, and so many are to come.
     More(u16),
+    /// It stands for more than one completion, which only the last was wanted of: nothing has changed.
+    NotTheLast(u16),
     /// It was the last: the caller has the slot.
     Last,
 }
@@ -67,6 +69,15 @@ pub(super) trait Word: Atomic64 {
     /// A completion of the id of this generation has come. With `fits`, which may look at what is atomic in the slot, false:
     /// nothing changes.
     fn land<E>(&self, generation: u64, fits: impl Fn() -> Result<(), E>) -> Result<Landing, E> {
+        self.land_as(generation, false, fits)
+    }
+
+    /// As [`land`](Self::land) if it is the last completion of the id; else nothing changes.
+    fn land_last<E>(&self, generation: u64, fits: impl Fn() -> Result<(), E>) -> Result<Landing, E> {
+        self.land_as(generation, true, fits)
+    }
+
+    fn land_as<E>(&self, generation: u64, last: bool, fits: impl Fn() -> Result<(), E>) -> Result<Landing, E> {
         let mut word = self.load(Acquire);
         loop {
             let left = word >> STATE;
@@ -76,6 +87,7 @@ pub(super) trait Word: Atomic64 {
             fits()?;
             let (next, landing) = match left {
                 1 => (word & GENERATION | ABOARD << STATE, Landing::Last),
+                left if last => return Ok(Landing::NotTheLast(left as u16)),
                 left => (word - (1 << STATE), Landing::More(left as u16 - 1)),
             };
             // Acquire: what others did with the flight before their completions. Release: what this one did.
@@ -186,6 +198,7 @@ mod tests {
         let id = word.depart(3);
         assert_eq!(word.land(id, ALWAYS), Ok(Landing::More(2)));
         assert_eq!(word.land(id, || Err("another type")), Err("another type"));
+        assert_eq!([(); 2].map(|()| word.land_last(id, ALWAYS)), [Ok(Landing::NotTheLast(2)); 2]);
         assert_eq!(word.land(id, ALWAYS), Ok(Landing::More(1)));
         assert_eq!((word.land(id, ALWAYS), word.seen()), (Ok(Landing::Last), Seen::UnderWay));
         assert_eq!(word.land(id, ALWAYS), Ok(Landing::Unknown));
@@ -352,6 +365,38 @@ mod models {
             let mine = land(&model);
             assert!(mine != other.join().unwrap());
             assert_eq!(model.get(index), 9);
+        });
+    }
+
+    #[test]
+    fn who_wants_only_the_last_completion_takes_no_other_s() {
+        model(|| {
+            let model = Model::new();
+            let index = model.take(0).unwrap();
+            let id = model.word(index).depart(2);
+            let other = thread::spawn({
+                let model = model.clone();
+                move || {
+                    let landing = model.word(index).land_last::<()>(id, || Ok(())).unwrap();
+                    if landing == Landing::Last {
+                        assert_eq!(model.get(index), 0);
+                        model.set(index, 9);
+                    }
+                    landing
+                }
+            });
+            assert_eq!(model.get(index), 0);
+            assert_eq!(model.land(index, id), Landing::More(1), "the other has counted what was not its own");
+            match other.join().unwrap() {
+                Landing::NotTheLast(left) => {
+                    assert_eq!(left, 2, "1 is the last");
+                    assert_eq!(model.land(index, id), Landing::Last);
+                    assert_eq!(model.get(index), 0);
+                }
+                landing => {
+                    assert_eq!((landing, model.land(index, id)), (Landing::Last, Landing::Unknown));
+                }
+            }
         });
     }
 

@@ -158,7 +158,7 @@ impl Stats {
             times(f, "  registered", &device.registering)?;
             times(f, "  deregistered", &device.deregistering)?;
             let (flights, leaked) = (device.flights.under_way as u64, device.flights.leaked as u64);
-            counts(f, "  held", &[(device.holds as u64, "times"), (flights, "flights"), (leaked, "leaked flights")])?;
+            counts(f, "  held", &[(device.holds as u64, "holds"), (flights, "flights"), (leaked, "leaked flights")])?;
             counts(f, "  not", &[(device.refusals, "registered"), (device.failures, "deregistered")])?;
         }
         Ok(())

@@ -91,7 +91,7 @@ fn receive<Q: ReceiveQueue>(pool: &mut RecvPool<Q>, fake: &Fake, byte: u8, len: 
 fn fail<Q: ReceiveQueue>(pool: &mut RecvPool<Q>, fake: &Fake, status: u32) {
     let id = fake.0.lock().unwrap().posted.pop_front().unwrap().id;
     // SAFETY: the device is done with it.
-    assert_eq!(unsafe { pool.complete(id, status, 0) }, Err(RecvError::Failed { status }));
+    assert_eq!(unsafe { pool.complete(id, status, 0) }, Err(RecvError::Failed { status, size: 4096 }));
 }
 
 #[test]
@@ -285,6 +285,17 @@ fn after_a_failure_of_its_queue_pair_nothing_is_posted_until_it_is_resumed() {
     let mut pool = four(&heap, device).build(Shared(fake.clone())).unwrap();
     (0..2).for_each(|_| fail(&mut pool, &fake, 5));
     assert_eq!(pool.restock().unwrap().added, 2);
+}
+
+#[test]
+fn a_failed_receive_names_its_status_and_how_long_a_message_may_be() {
+    let text = |status| RecvError::Failed { status, size: 4096 }.to_string();
+    for (status, name) in [(1, "IBV_WC_LOC_LEN_ERR"), (2, "IBV_WC_LOC_QP_OP_ERR")] {
+        let text = text(status);
+        assert!(text.contains(name) && text.contains("longer than the pool's buffers, 4096 bytes"), "{text}");
+    }
+    assert!(text(5).contains("IBV_WC_WR_FLUSH_ERR") && !text(5).contains("4096"));
+    assert!(text(99).contains("99"));
 }
 
 #[test]

@@ -172,7 +172,7 @@ impl<Q: ReceiveQueue> RecvPool<Q> {
             ready.push(number);
             stats.failed += 1;
             *stopped |= !self.queue.as_ref().is_some_and(Q::is_shared);
-            return Err(RecvError::Failed { status });
+            return Err(RecvError::Failed { status, size: settings.size });
         }
         stats.received += 1;
         stats.received_bytes += len as u64;

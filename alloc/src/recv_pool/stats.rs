@@ -91,11 +91,13 @@ impl std::error::Error for RestockError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RecvError {
-    /// The receive has failed, with this status (`ibv_wc_status`): 5 when the queue pair had failed, 1 when the message was longer
-    /// than the buffer. Its buffer is ready again.
+    /// The receive has failed, with this status (`ibv_wc_status`): 5 when the queue pair had failed; 1, on soft-RoCE 2, when the
+    /// message was longer than the buffer. Its buffer is ready again.
     Failed {
         /// The status.
         status: u32,
+        /// How long a message may be: the bytes of the pool's buffers ([`size`](super::RecvPoolBuilder::size)).
+        size: u32,
     },
     /// No receive is posted under this id: it is not this pool's, or has completed before.
     NotPosted {
@@ -107,11 +109,19 @@ pub enum RecvError {
 impl fmt::Display for RecvError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Failed { status } => {
-                write!(f, "a receive has failed with status {status}")?;
+            Self::Failed { status, size } => {
+                write!(f, "a receive has failed with status {status} ({})", status_name(*status))?;
                 match status {
-                    1 => f.write_str(" (the message was longer than the pool's buffers)"),
-                    5 => f.write_str(" (flushed: the queue pair had failed, or was told to)"),
+                    1 => write!(
+                        f,
+                        ": the message was longer than the pool's buffers, {size} bytes; make it with a larger `size`"
+                    ),
+                    // Soft-RoCE's word for it, and for little else (`verbs_a_message_that_is_too_long_...` in the tests).
+                    2 => write!(
+                        f,
+                        ": on soft-RoCE, the message was longer than the pool's buffers, {size} bytes; make it with a larger `size`"
+                    ),
+                    5 => f.write_str(": flushed, since the queue pair had failed, or was told to"),
                     _ => Ok(()),
                 }
             }
@@ -126,3 +136,23 @@ impl fmt::Display for RecvError {
 }
 
 impl std::error::Error for RecvError {}
+
+/// The name of an `ibv_wc_status` (ibv_poll_cq(3)), as far as a receive may have it.
+fn status_name(status: u32) -> &'static str {
+    match status {
+        1 => "IBV_WC_LOC_LEN_ERR",
+        2 => "IBV_WC_LOC_QP_OP_ERR",
+        4 => "IBV_WC_LOC_PROT_ERR",
+        5 => "IBV_WC_WR_FLUSH_ERR",
+        7 => "IBV_WC_BAD_RESP_ERR",
+        8 => "IBV_WC_LOC_ACCESS_ERR",
+        9 => "IBV_WC_REM_INV_REQ_ERR",
+        10 => "IBV_WC_REM_ACCESS_ERR",
+        11 => "IBV_WC_REM_OP_ERR",
+        16 => "IBV_WC_REM_ABORT_ERR",
+        19 => "IBV_WC_FATAL_ERR",
+        20 => "IBV_WC_RESP_TIMEOUT_ERR",
+        21 => "IBV_WC_GENERAL_ERR",
+        _ => "an ibv_wc_status",
+    }
+}

@@ -271,7 +271,11 @@ fn after_a_failure_of_its_queue_pair_nothing_is_posted_until_it_is_resumed() {
     let ((heap, device), fake) = (heap(), Fake::with_room(4));
     let mut pool = four(&heap, device).build(fake.clone()).unwrap();
     (0..4).for_each(|_| fail(&mut pool, &fake, 5));
-    assert_eq!(pool.restock().unwrap().missing, 0);
+    let error = pool.restock().unwrap_err();
+    assert!(
+        matches!(error, RestockError::QueueFailed { posted: 0 }) && error.to_string().contains("resume()"),
+        "{error}"
+    );
     assert_eq!((pool.posted(), pool.stats().ready, pool.stats().failed), (0, 4, 4));
     pool.resume();
     assert_eq!(pool.restock().unwrap().added, 4);

@@ -58,8 +58,8 @@ const BATCH: usize = 32;
 ///   often as the queue pair's `rnr_retry` says (7: for ever). Datagrams are lost. [`Stock::missing`] says so each time, and
 ///   [`RecvStats::short`] and [`RecvStats::dry`] count it. A thread that sleeps until there is a completion would not learn
 ///   that a buffer has come back: [`waker`](RecvPoolBuilder::waker).
-/// - **A queue pair that fails** completes all its receives with status 5. [`complete`](Self::complete) takes these buffers back, and
-///   nothing is posted to it any more until [`resume`](Self::resume) (a shared queue goes on).
+/// - **A queue pair that fails** completes all its receives with status 5. [`complete`](Self::complete) takes these buffers back;
+///   nothing is posted to it any more, and [`restock`](Self::restock) says so, until [`resume`](Self::resume) (a shared queue goes on).
 /// - **Ending it.** When every receive has completed, dropping the pool frees everything, but what is still lent, which goes when it
 ///   is dropped. What is posted then, the device may still write: it is kept for ever, and the device with it
 ///   ([`Device::hold_count`](crate::Device::hold_count)). [`close`](Self::close) gives the means to take it back once the queue is destroyed.
@@ -198,7 +198,8 @@ impl<Q: ReceiveQueue> RecvPool<Q> {
     ///
     /// # Errors
     ///
-    /// [`RestockError`]: the heap or the queue has refused something. What could be posted is posted.
+    /// [`RestockError`]: the heap or the queue has refused something. What could be posted is posted. Of a queue pair that has
+    /// failed, each time [`RestockError::QueueFailed`], until [`resume`](Self::resume); dropped buffers are taken back all the same.
     pub fn restock(&mut self) -> Result<Stock, RestockError> {
         let (stock, Some(queue)) = (&mut self.stock, &mut self.queue) else { return Ok(Stock::default()) };
         stock.take_back(false);
@@ -223,6 +224,9 @@ impl<Q: ReceiveQueue> RecvPool<Q> {
             stock.give_surplus_back();
         }
         stock.count_shortage();
+        if stock.stopped {
+            return Err(RestockError::QueueFailed { posted: stock.posted });
+        }
         match error {
             Some(error) => Err(error),
             None => Ok(Stock { posted: stock.posted, added, missing: stock.missing() }),

@@ -58,6 +58,12 @@ pub enum RestockError {
     },
     /// The queue did not take them all.
     Post(PostFailed),
+    /// A receive has failed, so the queue pair has: nothing is posted until it is brought back, and
+    /// [`resume`](super::RecvPool::resume) is called.
+    QueueFailed {
+        /// Receives that are still posted, and will complete with an error.
+        posted: u32,
+    },
 }
 
 impl fmt::Display for RestockError {
@@ -72,6 +78,11 @@ impl fmt::Display for RestockError {
                 )
             }
             Self::Post(error) => error.fmt(f),
+            Self::QueueFailed { posted } => write!(
+                f,
+                "the queue pair has failed, with {posted} receive(s) still posted; nothing is posted until it is brought back and \
+                 resume() is called"
+            ),
         }
     }
 }
@@ -81,7 +92,7 @@ impl std::error::Error for RestockError {
         match self {
             Self::Heap(error) => Some(error),
             Self::Key(error) => Some(error),
-            Self::Straddles { .. } => None,
+            Self::Straddles { .. } | Self::QueueFailed { .. } => None,
             Self::Post(error) => Some(error),
         }
     }

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use rdmalloc::{
-    Budget, Device, Heap, PostFailed, Receive, ReceiveQueue, RecvError, RecvPool, RecvPoolBuilder, RestockError, Stock,
+    Budget, Device, Heap, PostFailed, Receive, ReceiveQueue, RecvError, RecvPool, RecvPoolBuilder, RecvPoolError,
+    RestockError, Stock,
 };
 use rdmalloc_tests::Ledger;
 use std::collections::{HashSet, VecDeque};
@@ -253,7 +254,11 @@ fn a_queue_that_is_too_short_loses_no_buffer() {
     let ((heap, device), fake) = (heap(), Fake::with_room(3));
     let error = four(&heap, device).build(fake.clone()).unwrap_err();
     assert!(error.to_string().contains("shorter than the pool's depth"), "{error}");
+    let RecvPoolError::Stock { posted, .. } = error else { panic!() };
+    assert_eq!((posted.len(), device.hold_count()), (3, 1));
     fake.0.lock().unwrap().posted.clear();
+    // SAFETY: nothing is posted any more.
+    assert_eq!((unsafe { posted.reclaim() }.len(), device.hold_count()), (3, 0));
 
     let fake = Fake::with_room(100);
     let mut pool = heap.recv_pool(device).size(64).depth(100).low(99).copy_up_to(0).build(fake.clone()).unwrap();

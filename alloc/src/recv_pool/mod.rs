@@ -412,7 +412,8 @@ impl<Q: ReceiveQueue> fmt::Debug for RecvPool<Q> {
 #[derive(Debug)]
 #[must_use = "dropping this leaks what is posted; call `reclaim` when the queue is gone"]
 pub struct PostedBuffers {
-    buffers: Vec<Buffer>,
+    /// A slice, to be short: errors have this.
+    buffers: Box<[Buffer]>,
     hold: Option<Hold>,
 }
 
@@ -436,7 +437,7 @@ impl PostedBuffers {
     /// No receive of the pool's queue will be carried out from now on: the queue was destroyed, or reset, or all that was posted
     /// has completed since.
     pub unsafe fn reclaim(mut self) -> Vec<Buffer> {
-        mem::take(&mut self.buffers)
+        mem::take(&mut self.buffers).into_vec()
     }
 }
 

@@ -1,6 +1,6 @@
 //! How a pool is made. Uses the pool.
 
-use super::{Place, ReceiveQueue, RecvPool, RecvStats, RestockError, Returned, Shelves};
+use super::{Place, PostedBuffers, ReceiveQueue, RecvPool, RecvStats, RestockError, Returned, Shelves};
 use crate::pool::Heap;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -92,7 +92,8 @@ impl RecvPoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`RecvPoolError`]; the queue is dropped. If some receives were posted before the error, their buffers are kept for ever.
+    /// [`RecvPoolError`]; the queue is dropped. If some receives were posted before the error, as when the queue is shorter than the
+    /// depth, [`RecvPoolError::Stock`] has their buffers.
     pub fn build<Q: ReceiveQueue>(self, queue: Q) -> Result<RecvPool<Q>, RecvPoolError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let RecvPoolBuilder { heap, device, size, depth, low, limit, copy_up_to, waker } = self;
@@ -126,8 +127,10 @@ impl RecvPoolBuilder {
             hold,
         };
         let mut pool = RecvPool { stock, queue: Some(queue) };
-        pool.restock().map_err(RecvPoolError::Stock)?;
-        Ok(pool)
+        match pool.restock() {
+            Ok(_) => Ok(pool),
+            Err(error) => Err(RecvPoolError::Stock { error, posted: pool.close().1 }),
+        }
     }
 }
 
@@ -171,8 +174,14 @@ pub enum RecvPoolError {
     },
     /// The device cannot be held.
     Hold(HoldError),
-    /// The first stock was not posted.
-    Stock(RestockError),
+    /// The first stock was not posted, or not all of it.
+    Stock {
+        /// Why.
+        error: RestockError,
+        /// What was: the device may still write it. Dropping this keeps the buffers for ever, and holds the device; see
+        /// [`PostedBuffers::reclaim`].
+        posted: PostedBuffers,
+    },
 }
 
 impl fmt::Display for RecvPoolError {
@@ -190,7 +199,12 @@ impl fmt::Display for RecvPoolError {
                 "the queue is in another protection domain than the device; use the Device that attaching this domain gave",
             ),
             Self::Hold(error) => error.fmt(f),
-            Self::Stock(error) => error.fmt(f),
+            Self::Stock { error, posted } if posted.is_empty() => error.fmt(f),
+            Self::Stock { error, posted } => write!(
+                f,
+                "{error} ({} receive(s) are posted: destroy the queue, then reclaim their buffers from this error)",
+                posted.len()
+            ),
         }
     }
 }
@@ -199,7 +213,7 @@ impl std::error::Error for RecvPoolError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Hold(error) => Some(error),
-            Self::Stock(error) => Some(error),
+            Self::Stock { error, .. } => Some(error),
             _ => None,
         }
     }

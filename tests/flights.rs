@@ -207,7 +207,10 @@ fn a_dropped_flight_keeps_its_memory_and_the_device_until_it_is_reclaimed() {
     heap.trim();
     let again: Vec<_> = (0..8).map(|_| heap.buffer(1 << 20).unwrap()).collect();
     assert!(again.iter().all(|buffer| buffer.as_ptr().addr().abs_diff(address) >= 1 << 20), "its memory is used anew");
-    assert!(matches!(heap.detach(device), Err(DetachError::InUse { holds: 3, .. })));
+    let error = heap.detach(device).unwrap_err();
+    assert!(matches!(error, DetachError::InUse { holds: 3, flights, .. } if flights == device.flights()), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("2 flight(s) under way, 1 leaked, 0 for") && text.contains("reclaim_flights"), "{text}");
     assert!(ledger.live() > 0);
     // SAFETY: there is no device.
     assert_eq!(unsafe { device.reclaim_flights() }, 2);

@@ -1,6 +1,7 @@
 //! What can go wrong, with what was wanted, what the limit is, and what to do. Uses `os` for the memlock figures.
 
 use crate::access::Access;
+use crate::flight::Flights;
 use crate::os::Memlock;
 use crate::pinning::NoOnDemand;
 use crate::refusal::{RAISE_MEMLOCK, Refusal};
@@ -196,6 +197,8 @@ pub enum DetachError {
         holds: usize,
         /// How long the detach has waited for them.
         waited: Duration,
+        /// How many of them are flights ([`Device::flights`](crate::Device::flights)).
+        flights: Flights,
     },
     /// The device is detached, but would not end some registrations. Their memory is kept mapped for ever, since the device
     /// may still write to it; so is the registrar.
@@ -213,11 +216,14 @@ impl fmt::Display for DetachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAttached => f.write_str("the device is not attached to this heap"),
-            Self::InUse { holds, waited } => write!(
+            Self::InUse { holds, waited, flights: Flights { under_way, leaked } } => write!(
                 f,
-                "the device is held by {holds} work request(s) or memory window(s) after {} ms, and stays attached; complete \
-                 or end them, or tell that the device is lost",
-                waited.as_millis()
+                "the device stays attached: after {} ms it has {holds} hold(s), of all heaps: {under_way} flight(s) under \
+                 way, {leaked} leaked, {} for pools, windows and what else holds. Complete flights; once their queue pairs are \
+                 destroyed, device.reclaim_flights(). For pools, RecvPool::close and PostedBuffers::reclaim; windows are dropped or \
+                 revoked. Or say that the device is lost (mark_lost)",
+                waited.as_millis(),
+                holds.saturating_sub(under_way + leaked)
             ),
             Self::Kept { arenas, bytes, source } => write!(
                 f,

@@ -68,7 +68,7 @@ impl Arenas {
         let began = Instant::now();
         let drained = device.drain(patience).map_err(|held| match held {
             Busy::Detached => DetachError::NotAttached,
-            Busy::Held(holds) => DetachError::InUse { holds, waited: began.elapsed() },
+            Busy::Held(holds) => DetachError::InUse { holds, waited: began.elapsed(), flights: device.flights() },
         });
         // Until after the keys are gone.
         let _drained = drained?;

@@ -21,6 +21,28 @@
 //!
 //! Beside any global allocator, a [`Heap`] gives out [`Buffer`]s with access flags of its own, such as remote access.
 //!
+//! | type | what for |
+//! | --- | --- |
+//! | [`Rdmalloc`] | the global allocator: every `Vec`, `String` and `Box` can be sent from where it lies |
+//! | [`Heap`] | memory apart, with access flags, a budget and pages of its own |
+//! | [`Buffer`] | a block of a heap that never moves: filled by `BufMut`, `io::Write` or a device |
+//! | [`SharedBuffer`] | a buffer that is only read: cloned, cut, and turned into `Bytes` without copying |
+//! | [`Device`] | what `attach` gives: finds the keys of any address; the same for all heaps to which one domain is attached |
+//! | [`Sge`], [`SgeMut`] | a scatter-gather entry that borrows what it describes |
+//! | [`Flight`] | a value on which a work request works: owned, and out of reach until the completion |
+//! | [`Gathering`] | makes one list of entries of many pieces, in place or copied |
+//! | [`RecvPool`] | keeps a receive queue stocked, and gives messages as `Bytes` where they were received |
+#![cfg_attr(
+    feature = "verbs",
+    doc = "| [`Windows`] | memory windows: one buffer with an rkey of its own, dead once revoked or dropped |"
+)]
+#![cfg_attr(
+    not(feature = "verbs"),
+    doc = "| `Windows` (feature `verbs`) | memory windows: one buffer with an rkey of its own, dead once revoked or dropped |"
+)]
+//! | [`RemoteSlice`] | memory of a peer, or ours for a peer: address, length and rkey in 20 bytes |
+//! | [`Maintainer`] | the thread that registers memory before it is needed and closes what is idle |
+//!
 //! The pages of this crate show items of `rdmalloc-arenas`, which it re-exports: where an example there says
 //! `rdmalloc_arenas::`, `rdmalloc::` does as well.
 

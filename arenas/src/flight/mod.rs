@@ -36,6 +36,16 @@ use word::{INDEX, Landing, MOST_COMPLETIONS, Seen, Word};
 /// Nobody reaches the value meanwhile, but what it is the source of can be read. A flight that is dropped leaks the value,
 /// since the device may still work on it, and is counted: [`Device::flights`].
 ///
+/// | what came | what to call |
+/// | --- | --- |
+/// | the completion of a send or RDMA write | [`from_id`](Self::from_id), [`complete_send`](Self::complete_send) |
+/// | that of a receive or RDMA read, with its `byte_len` | [`from_id`](Self::from_id), [`complete`](Self::complete) |
+/// | one of several completions of an id of [`into_id_for`](Self::into_id_for) | [`landed`](Self::landed): the flight, with the last |
+/// | one with an error status | as above, but [`complete_send`](Self::complete_send) in place of `complete`: the bytes do not count |
+/// | a completion, and the value is not wanted | [`drop_flight`], for an id of any type |
+/// | no completion, and none will: posting was refused, or the queue pair is destroyed | [`from_id`](Self::from_id) if it is an id, [`reclaim`](Self::reclaim) |
+/// | none, and the id is not known any more, or the flight was dropped | [`Device::reclaim_flights`], after all queue pairs |
+///
 /// ```
 /// # use rdmalloc_arenas::{Device, Flight};
 /// # fn post(_id: u64, _addr: u64, _length: u32, _lkey: u32) -> bool { true }

@@ -136,6 +136,10 @@ impl Verbs {
     /// Opens a device by name, or the first there is, and makes a protection domain on it: short for
     /// [`ProtectionDomain::open`] and [`Verbs::new`]. The domain is found by [`as_ptr`](Self::as_ptr).
     ///
+    /// Each call makes a domain of its own, and with it another device, whose keys do not work on the queue pairs of the
+    /// first. A program with several heaps opens one [`ProtectionDomain`] and attaches it to all of them, by
+    /// `Verbs::new(domain.clone())` with an `Arc`: that is the same device everywhere.
+    ///
     /// # Errors
     ///
     /// Those of [`ProtectionDomain::open`].

@@ -7,13 +7,50 @@ use rdma_sys::{ibv_qp, ibv_srq};
 use std::sync::Arc;
 
 macro_rules! queue {
-    ($trait:ident, $method:ident, $raw:ident, $target:ty, $what:literal) => {
+    ($trait:ident, $method:ident, $raw:ident, $target:ty, $what:literal, $destroy:literal) => {
         #[doc = concat!("Something that keeps ", $what, " alive: a program's own type around one, or [`", stringify!($raw), "`].")]
         ///
         /// # Safety
         ///
         #[doc = concat!("The pointer is that of ", $what, ", live and the same at every call. With the completion queues and the")]
         /// protection domain that it has, it stays until the value is dropped, however that is moved in between.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use rdmalloc_arenas::registrar::verbs::ProtectionDomain;
+        #[doc = concat!("use rdmalloc_arenas::registrar::verbs::{", stringify!($trait), ", rdma_sys};")]
+        #[doc = concat!("use rdma_sys::{", stringify!($target), ", ", $destroy, "};")]
+        /// use std::ptr::NonNull;
+        /// use std::sync::Arc;
+        ///
+        /// struct Queue {
+        #[doc = concat!("    raw: NonNull<", stringify!($target), ">,")]
+        ///     // What the queue needs is dropped behind it, as fields are behind `drop`; completion queues as well.
+        ///     domain: Arc<ProtectionDomain>,
+        /// }
+        ///
+        /// // SAFETY: it is destroyed when the value is dropped, not before, and its domain later.
+        #[doc = concat!("unsafe impl ", stringify!($trait), " for Queue {")]
+        #[doc = concat!("    fn ", stringify!($method), "(&self) -> NonNull<", stringify!($target), "> {")]
+        ///         self.raw
+        ///     }
+        /// }
+        ///
+        /// // SAFETY: verbs objects may be used from any thread, at once (ibv_alloc_td(3)).
+        /// unsafe impl Send for Queue {}
+        /// // SAFETY: as above.
+        /// unsafe impl Sync for Queue {}
+        ///
+        /// impl Drop for Queue {
+        ///     fn drop(&mut self) {
+        ///         // SAFETY: nobody has it any more.
+        #[doc = concat!("        unsafe { ", $destroy, "(self.raw.as_ptr()) };")]
+        ///     }
+        /// }
+        /// ```
+        ///
+        /// An `Arc<Queue>` is one, too: what keeps the queue takes a clone, and the program posts with its own.
         pub unsafe trait $trait {
             /// The queue.
             fn $method(&self) -> NonNull<$target>;
@@ -65,11 +102,12 @@ macro_rules! queue {
     };
 }
 
-queue!(AsQueuePair, as_queue_pair, RawQueuePair, ibv_qp, "a queue pair (`ibv_qp`)");
+queue!(AsQueuePair, as_queue_pair, RawQueuePair, ibv_qp, "a queue pair (`ibv_qp`)", "ibv_destroy_qp");
 queue!(
     AsSharedReceiveQueue,
     as_shared_receive_queue,
     RawSharedReceiveQueue,
     ibv_srq,
-    "a shared receive queue (`ibv_srq`)"
+    "a shared receive queue (`ibv_srq`)",
+    "ibv_destroy_srq"
 );

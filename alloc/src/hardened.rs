@@ -12,7 +12,7 @@
 //! | another size than it was allocated with | at once |
 //! | another alignment, of the same kind of memory | never |
 //! | written behind the end | when it is freed |
-//! | written after it was freed, from its 17th byte to its 4096th | when it is handed out again, if its slab is still there |
+//! | written after it was freed, from its 17th byte to its 1024th | when it is handed out again, if its slab is still there |
 //!
 //! Blocks of a `Heap` are not looked after: their owners are types that cannot do any of this without `unsafe`.
 
@@ -29,8 +29,8 @@ use rdmalloc_arenas::{MARK_UNIT, SLICE, mark_of, memory_of};
 const SEAL: usize = 16;
 /// What freed memory is filled with.
 const FILLING: u8 = 0xdb;
-/// How much of a block is filled, from its begin. A page: more costs more than it finds.
-const FILL: usize = 4096;
+/// How much of a block is filled, from its begin: more costs more than it finds.
+const FILL: usize = 1024;
 /// What is not filled: a free block's first bytes may be a link.
 const LINK: usize = 16;
 
@@ -69,6 +69,12 @@ fn filled(size: usize) -> core::ops::Range<usize> {
     LINK..(size + SEAL).min(FILL)
 }
 
+/// Whether all bytes are this one; eight at a time.
+fn is_all(bytes: &[u8], byte: u8) -> bool {
+    let (words, rest) = bytes.as_chunks::<8>();
+    words.iter().all(|word| *word == [byte; 8]) && rest.iter().all(|other| *other == byte)
+}
+
 /// Takes the marks in a slab that is made now: they tell of what was there before.
 ///
 /// # Safety
@@ -99,7 +105,7 @@ unsafe fn hand_out(block: *mut u8, layout: Layout, is_zeroed: bool) {
         // SAFETY: a block of this size began here, and what is there now has the same block of memory: it is valid that far.
         let bytes = unsafe { core::slice::from_raw_parts(block.add(LINK), filled(was.min(size)).len()) };
         // Zeros: its pages were given back to the kernel since.
-        if !bytes.iter().all(|byte| *byte == FILLING) && !bytes.iter().all(|byte| *byte == 0) {
+        if !is_all(bytes, FILLING) && !is_all(bytes, 0) {
             report(address, layout, "was written to after it was freed");
         }
     }

@@ -224,7 +224,8 @@ impl fmt::Display for RemoteError {
 impl std::error::Error for RemoteError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Key(error) => Some(error),
+            // It is printed already.
+            Self::Key(error) => error.source(),
             _ => None,
         }
     }

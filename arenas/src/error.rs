@@ -177,7 +177,8 @@ impl fmt::Display for AttachError {
 impl std::error::Error for AttachError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Register(error) => Some(error),
+            // It is printed already; what is beneath it, whoever wants the code can have.
+            Self::Register(error) => error.source(),
             Self::NoMemory(error) => Some(error),
             _ => None,
         }
@@ -307,7 +308,8 @@ impl std::error::Error for TakeError {
         match self {
             Self::AddressSpace { .. } | Self::NotALayout { .. } | Self::NotInChild => None,
             Self::NoMemory { source, .. } => Some(source),
-            Self::Register(error) => Some(error),
+            // It is printed already.
+            Self::Register(error) => error.source(),
         }
     }
 }

@@ -139,7 +139,8 @@ impl fmt::Display for SgeError {
 impl std::error::Error for SgeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Key(error) => Some(error),
+            // It is printed already.
+            Self::Key(error) => error.source(),
             _ => None,
         }
     }
@@ -195,5 +196,35 @@ impl Device {
             return Err(SgeError::Straddles { len });
         }
         Ok(Raw { addr: address as u64, length, lkey: keys.lkey })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AttachError, Refusal, RegisterError, TakeError};
+    use std::error::Error;
+    use std::io;
+
+    /// What a program prints that walks along the sources.
+    fn chain(error: &dyn Error) -> Vec<String> {
+        let mut texts = vec![error.to_string()];
+        texts.extend(error.source().map(chain).into_iter().flatten());
+        texts
+    }
+
+    #[test]
+    fn an_error_that_prints_the_one_beneath_it_does_not_give_it_to_be_printed_again() {
+        let refused = || RegisterError {
+            device: "mlx5_0".into(),
+            wanted: 4096,
+            devices: 1,
+            memlock: None,
+            reason: Refusal::Device(io::Error::from_raw_os_error(libc::EIO)),
+        };
+        let io = io::Error::from_raw_os_error(libc::EIO).to_string();
+        assert_eq!(chain(&AttachError::Register(refused())), [refused().to_string(), io.clone()]);
+        assert_eq!(chain(&TakeError::Register(refused())), [refused().to_string(), io]);
+        assert_eq!(chain(&SgeError::Key(KeyError::Foreign)), [KeyError::Foreign.to_string()]);
     }
 }

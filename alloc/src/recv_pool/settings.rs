@@ -212,8 +212,9 @@ impl fmt::Display for RecvPoolError {
 impl std::error::Error for RecvPoolError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Hold(error) => Some(error),
-            Self::Stock { error, .. } => Some(error),
+            // These are printed already.
+            Self::Hold(error) => error.source(),
+            Self::Stock { error, .. } => error.source(),
             _ => None,
         }
     }

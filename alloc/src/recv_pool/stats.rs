@@ -90,10 +90,11 @@ impl fmt::Display for RestockError {
 impl std::error::Error for RestockError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Heap(error) => Some(error),
-            Self::Key(error) => Some(error),
+            // These are printed already.
+            Self::Heap(error) => error.source(),
+            Self::Key(error) => error.source(),
+            Self::Post(error) => error.source(),
             Self::Straddles { .. } | Self::QueueFailed { .. } => None,
-            Self::Post(error) => Some(error),
         }
     }
 }

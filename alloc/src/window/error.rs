@@ -59,7 +59,8 @@ impl fmt::Display for NotExposed {
 
 impl Error for NotExposed {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.why)
+        // What it is for is printed already.
+        self.why.source()
     }
 }
 
@@ -128,8 +129,9 @@ impl fmt::Display for ExposeError {
 impl Error for ExposeError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Hold(error) => Some(error),
-            Self::Key(error) => Some(error),
+            // These are printed already.
+            Self::Hold(error) => error.source(),
+            Self::Key(error) => error.source(),
             Self::NoWindow(error) | Self::Post(error) => Some(error),
             _ => None,
         }
@@ -226,5 +228,14 @@ mod tests {
         assert_eq!(format!("{not_exposed:?}"), "NotExposed { len: 100, why: Empty }");
         let failed = BindFailed { status: 6, buffer: Ok(buffer()) };
         assert_eq!(format!("{failed:?}"), "BindFailed { status: 6, len: Ok(100) }");
+    }
+
+    #[test]
+    fn why_a_buffer_is_not_exposed_is_printed_once() {
+        let heap = Heap::builder().build().unwrap();
+        let not_exposed = |why| NotExposed { buffer: heap.buffer(1).unwrap(), why };
+        assert!(not_exposed(ExposeError::Key(KeyError::Foreign)).source().is_none());
+        let beneath = not_exposed(ExposeError::Post(io::Error::from_raw_os_error(libc::ENOMEM)));
+        assert!(beneath.source().is_some_and(|source| source.is::<io::Error>()));
     }
 }

@@ -106,11 +106,17 @@ fn each_type_flies_and_comes_back_as_it_was() {
 fn what_does_not_fly_comes_back_with_the_reason() {
     let (heap, _, device) = heap();
     let error = device.fly(Bytes::from_static(b"static")).unwrap_err();
-    assert_eq!(error.reason, Grounded::Key { piece: 0, error: KeyError::Foreign });
+    assert_eq!(error.reason, Grounded::Key { piece: 0, pieces: 1, error: KeyError::Foreign });
+    assert!(error.to_string().starts_with("the value is not within"), "{error}");
     assert_eq!(error.value, b"static"[..]);
     let other = Heap::builder().build().unwrap();
     let error = device.fly((filled(&heap, 1, 10), filled(&other, 2, 10))).unwrap_err();
-    assert!(matches!(error.reason, Grounded::Key { piece: 1, error: KeyError::NotRegistered(_) }), "{error}");
+    assert!(matches!(error.reason, Grounded::Key { piece: 1, error: KeyError::NotRegistered(_), .. }), "{error}");
+    assert!(error.to_string().starts_with("piece 1 of 2 "), "{error}");
+    // Whose memory it is decides where to attach the device.
+    assert!(error.to_string().contains("a heap of the program's"), "{error}");
+    let global = device.fly(vec![0u8; 100]).unwrap_err();
+    assert!(global.to_string().contains("the global heap") && !global.to_string().contains("piece"), "{global}");
     assert_eq!(device.hold_count(), 0);
     heap.detach(device).unwrap();
     let error = device.fly(error.value.0).unwrap_err();

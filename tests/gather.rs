@@ -113,7 +113,7 @@ proptest! {
                     .map(Bytes::len).sum();
                 prop_assert!((must..=message.len()).contains(&gather.copied()));
             }
-            Err(error) => prop_assert!(straddles && matches!(error, GatherError::Sge(SgeError::Straddles { .. })), "{}", error),
+            Err(error) => prop_assert!(straddles && matches!(error, GatherError::Header(SgeError::Straddles { .. })), "{}", error),
         }
         let slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
         if let Ok(gather) = gathering.gather_slices(WORLD.device, header.spare_capacity_mut(), &slices) {
@@ -135,7 +135,7 @@ proptest! {
                 // SAFETY: there is no device.
                 drop(unsafe { flight.reclaim() });
             }
-            Err(GatherError::Sge(SgeError::Straddles { .. })) => prop_assert!(straddles),
+            Err(GatherError::Header(SgeError::Straddles { .. })) => prop_assert!(straddles),
             Err(error) => prop_assert!(matches!(error, GatherError::HeaderFull { .. }), "{}", error),
         }
     }
@@ -192,7 +192,9 @@ fn what_cannot_be_gathered_says_why() {
     let gathering = Gathering::new(4);
     let long = vec![1; room];
     let gathered = gathering.gather(device, header.spare_capacity_mut(), [&b"12"[..], &long]);
-    assert_eq!(gathered.unwrap_err(), GatherError::HeaderFull { wanted: room + 2, room });
+    let full = gathered.unwrap_err();
+    assert_eq!(full, GatherError::HeaderFull { wanted: room + 2, room });
+    assert!(full.to_string().starts_with(&format!("at least {} bytes, so far,", room + 2)), "{full}");
     let limited = gathering.max_message(10);
     let gathered = limited.gather(device, header.spare_capacity_mut(), [&b"123456"[..], b"78901"]);
     assert_eq!(gathered.unwrap_err(), GatherError::TooLong { len: 11, limit: 10 });
@@ -200,7 +202,10 @@ fn what_cannot_be_gathered_says_why() {
     assert!(matches!(owned, Err(GatherError::TooLong { len: 11, .. })));
     // A header on the stack is no header.
     let gathered = gathering.gather(device, &mut [MaybeUninit::uninit(); 8], [&b"12"[..]]).map(|gather| gather.len());
-    assert_eq!(gathered, Err(GatherError::Sge(SgeError::Key(KeyError::Foreign))));
+    assert_eq!(gathered, Err(GatherError::Header(SgeError::Key(KeyError::Foreign))));
+    assert!(gathered.unwrap_err().to_string().starts_with("the header: the memory is not"));
+    let gathered = gathering.own(device, Vec::<u8>::with_capacity(8), &b"12"[..]).map(|gathered| gathered.len());
+    assert!(matches!(gathered, Err(GatherError::Header(SgeError::Key(_)))));
     heap.detach(device).unwrap();
     let gathered = gathering.gather(device, header.spare_capacity_mut(), [&[1u8; 600][..]]).map(|gather| gather.len());
     assert_eq!(gathered, Err(GatherError::Sge(SgeError::Key(KeyError::Detached))));

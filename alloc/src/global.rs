@@ -24,7 +24,7 @@ use rdmalloc_arenas::{
 use std::time::Duration;
 
 /// The tag of the global heap's arenas.
-const GLOBAL_TAG: u32 = 0;
+const GLOBAL_TAG: u32 = Config::GLOBAL_TAG;
 /// The tag of the internal heap's arenas.
 const INTERNAL_TAG: u32 = 1;
 /// The tag of the first heap that a program makes.

@@ -208,10 +208,15 @@ pub enum RemoteError {
 impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoAccess { wanted, heap } => write!(
+            Self::NoAccess { wanted, heap } if heap.contains(Access::WINDOWS) => write!(
                 f,
-                "the buffer's heap was made with {heap:?}, so its key gives peers no {wanted:?}; ask for that by \
-                 Heap::builder().access(), or give the buffer a window of its own"
+                "the key of the buffer's heap gives peers no {wanted:?}; give the buffer a window of its own by Windows::expose, or make \
+                 the heap with .access(Access::{wanted:?})"
+            ),
+            Self::NoAccess { wanted, .. } => write!(
+                f,
+                "the key of the buffer's heap gives peers no {wanted:?}; make the heap with .access(Access::{wanted:?}), or with \
+                 Access::WINDOWS and Windows::expose"
             ),
             Self::Straddles { len } => {
                 write!(f, "the {len} bytes lie in more than one registration of the device; take shorter buffers")

@@ -34,7 +34,7 @@ fn a_heap_for_peers_does_not_attach_to_a_device_that_has_none() {
         assert!(
             matches!(&error, AttachError::Access { device, access: wanted } if device == "alone" && *wanted == access)
         );
-        assert!(error.to_string().contains("alone cannot register memory with LOCAL_READ | "), "{error}");
+        assert!(error.to_string().contains(&format!("alone cannot register memory with {access:?}, ")), "{error}");
         assert!(heap.devices().is_empty());
     }
     for access in [Access::LOCAL_READ, Access::LOCAL_WRITE, Access::RELAXED_ORDERING, Access::READ_TARGET] {

@@ -115,7 +115,31 @@ impl core::fmt::Debug for Access {
             (Access::READ_TARGET, "READ_TARGET"),
             (Access::ON_DEMAND, "ON_DEMAND"),
         ];
-        f.write_str("LOCAL_READ")?;
-        names.iter().filter(|(flag, _)| self.contains(*flag)).try_for_each(|(_, name)| write!(f, " | {name}"))
+        // As one would write it: what comes with another flag is left out, and so is the empty set beside others.
+        let has = |flag: Access| flag.0 != 0 && self.contains(flag);
+        let implied =
+            |flag: Access| names.iter().any(|(other, _)| *other != flag && has(*other) && other.contains(flag));
+        let mut named = names.into_iter().filter(|(flag, _)| has(*flag) && !implied(*flag)).map(|(_, name)| name);
+        f.write_str(named.next().unwrap_or("LOCAL_READ"))?;
+        named.try_for_each(|name| write!(f, " | {name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Access;
+
+    #[test]
+    fn a_set_is_printed_as_it_is_asked_for() {
+        for (access, text) in [
+            (Access::LOCAL_READ, "LOCAL_READ"),
+            (Access::LOCAL_WRITE, "LOCAL_WRITE"),
+            (Access::REMOTE_READ, "REMOTE_READ"),
+            (Access::REMOTE_WRITE, "REMOTE_WRITE"),
+            (Access::REMOTE_READ | Access::LOCAL_WRITE, "LOCAL_WRITE | REMOTE_READ"),
+            (Access::WINDOWS | Access::REMOTE_WRITE, "REMOTE_WRITE | WINDOWS"),
+        ] {
+            assert_eq!(format!("{access:?}"), text);
+        }
     }
 }

@@ -9,7 +9,7 @@
 
 mod holding;
 
-use crate::arena::{Arena, State};
+use crate::arena::{Arena, GLOBAL_TAG, State};
 use crate::error::{AttachError, KeyError, NotRegistered};
 use crate::held::Held;
 use crate::hold::Holds;
@@ -207,9 +207,10 @@ impl Device {
         if crate::os::is_forked_child() {
             return child;
         }
+        let other = if arena.tag() == GLOBAL_TAG { NotRegistered::GlobalHeap } else { NotRegistered::OtherHeap };
         KeyError::NotRegistered(match arena.word.state() {
-            State::Live => self.reason(arena).unwrap_or(NotRegistered::OtherHeap),
-            State::Opening => NotRegistered::OtherHeap,
+            State::Live => self.reason(arena).unwrap_or(other),
+            State::Opening => other,
             _ => NotRegistered::Closed,
         })
     }

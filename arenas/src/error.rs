@@ -279,15 +279,25 @@ pub enum TakeError {
 const NOT_IN_CHILD: &str = "the heap was made to be left out of children of fork, of which this process is one; make a heap here, or \
                             make that one with `serves_children(true)`, which lets fork copy it";
 
+/// In which unit to print sizes that are compared, by the smaller of them: as what shift, and how it is called.
+fn unit_of(bytes: usize) -> (u32, &'static str) {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB")];
+    units.into_iter().find(|(shift, _)| bytes >> shift > 0).unwrap_or((10, "KiB"))
+}
+
 impl fmt::Display for TakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AddressSpace { wanted, region } => write!(
-                f,
-                "no free run of {} KiB in the region of {} MiB; it is reserved at the first use and is smaller where `ulimit -v` is set",
-                wanted >> 10,
-                region >> 20
-            ),
+            Self::AddressSpace { wanted, region } => {
+                let (shift, unit) = unit_of(*wanted.min(region));
+                write!(
+                    f,
+                    "no free run of {} {unit} in the region of {} {unit}; it is reserved at the first use and is smaller where \
+                     `ulimit -v` is set",
+                    wanted.div_ceil(1 << shift),
+                    region >> shift
+                )
+            }
             Self::NotALayout { align, .. } if !align.is_power_of_two() => {
                 write!(f, "an alignment of {align} bytes: it must be a power of two, 4096 for direct I/O, say")
             }
@@ -332,7 +342,9 @@ pub enum KeyError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NotRegistered {
-    /// The arena belongs to a heap that the device is not attached to (or it was taken while a device was being called).
+    /// The arena belongs to the global heap ([`Config::GLOBAL_TAG`](crate::Config::GLOBAL_TAG)), to which the device is not attached.
+    GlobalHeap,
+    /// The arena belongs to another heap, to which the device is not attached (or it was taken while a device was being called).
     OtherHeap,
     /// The device refused the arena when it was opened.
     Refused {
@@ -385,7 +397,10 @@ impl fmt::Display for KeyError {
         match self {
             Self::Detached => f.write_str("the device has been detached"),
             Self::Lost => f.write_str("the device is lost; detach it, and attach it anew when it is back"),
-            Self::Foreign => f.write_str("the memory is not rdmalloc's: only blocks of its heaps are registered"),
+            Self::Foreign => f.write_str(
+                "the memory is not rdmalloc's: only blocks of its heaps are registered; copy it to a Vec or Buffer, or send it by \
+                 Gathering",
+            ),
             Self::NotRegistered(reason) => reason.fmt(f),
         }
     }
@@ -394,7 +409,12 @@ impl fmt::Display for KeyError {
 impl fmt::Display for NotRegistered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OtherHeap => f.write_str("the memory belongs to a heap that the device is not attached to"),
+            Self::GlobalHeap => f.write_str(
+                "the memory belongs to the global heap, to which the device is not attached: attach it there too",
+            ),
+            Self::OtherHeap => f.write_str(
+                "the memory belongs to a heap of the program's, to which the device is not attached: call that heap's attach",
+            ),
             Self::Refused { code } => {
                 write!(f, "the device refused to register the arena: {}", io::Error::from_raw_os_error(*code))?;
                 if *code == libc::ENOMEM {
@@ -433,3 +453,18 @@ impl fmt::Display for NotRegistered {
 }
 
 impl std::error::Error for KeyError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_are_compared_are_in_one_unit() {
+        let text = |wanted, region| TakeError::AddressSpace { wanted, region }.to_string();
+        assert!(text(64 << 40, 16 << 40).contains("run of 64 TiB in the region of 16 TiB;"));
+        assert!(text((64 << 40) + 1, 16 << 40).contains("run of 65 TiB in the region of 16 TiB;"));
+        assert!(text(4 << 20, 3 << 30).contains("run of 4 MiB in the region of 3072 MiB;"));
+        assert!(text(5000, 1 << 20).contains("run of 5 KiB in the region of 1024 KiB;"));
+        assert!(text(usize::MAX, 0).contains("in the region of 0 KiB;"));
+    }
+}

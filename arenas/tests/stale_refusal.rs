@@ -23,7 +23,7 @@ unsafe impl Registrar for Refusing {
 
 #[test]
 fn a_refusal_is_not_told_of_the_next_device() {
-    let config = Config { access: Access::LOCAL_WRITE, policy: Policy::Prefer, serves_children: false, tag: 0 };
+    let config = Config { access: Access::LOCAL_WRITE, policy: Policy::Prefer, serves_children: false, tag: 2 };
     let (heap, other) = (Arenas::new(config), Arenas::new(config));
     let refusing = heap.attach(Box::new(Refusing(true))).unwrap();
     let span = heap.take(1, 1).unwrap();

@@ -82,7 +82,9 @@ pub enum GatherError {
         /// Bytes that it has.
         remaining: usize,
     },
-    /// The device is gone, or does not reach the header, or only by several registrations.
+    /// The device does not reach the header, or only by several registrations. Take the spare capacity of a buffer that it reaches.
+    Header(SgeError),
+    /// The device is gone.
     Sge(SgeError),
 }
 
@@ -90,7 +92,10 @@ impl fmt::Display for GatherError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HeaderFull { wanted, room } => {
-                write!(f, "{wanted} bytes have to be copied, but the header has room for {room}; take a larger one")
+                write!(
+                    f,
+                    "at least {wanted} bytes, so far, have to be copied, but the header has room for {room}; take a larger one"
+                )
             }
             Self::TooLong { len, limit } => {
                 write!(f, "a message of {len} bytes or more exceeds {limit}; send it in parts")
@@ -98,6 +103,10 @@ impl fmt::Display for GatherError {
             Self::NotAtOnce { shown, remaining } => {
                 write!(f, "the Buf shows {shown} of its {remaining} bytes at once; gather it by value (`own`)")
             }
+            Self::Header(SgeError::Key(KeyError::Foreign)) => f.write_str(
+                "the header: the memory is not rdmalloc's; take the spare capacity of a Vec or Buffer that the device reaches",
+            ),
+            Self::Header(error) => write!(f, "the header: {error}"),
             Self::Sge(error) => error.fmt(f),
         }
     }
@@ -311,7 +320,7 @@ impl<'a> List<'a> {
             let (run, rest) = take(&mut self.header).split_at_mut(take(&mut self.run));
             self.header = rest;
             // SAFETY: `copy` has written these bytes.
-            self.gather.push(self.device.sge(unsafe { run.assume_init_ref() }).map_err(GatherError::Sge)?);
+            self.gather.push(self.device.sge(unsafe { run.assume_init_ref() }).map_err(GatherError::Header)?);
         }
         Ok(())
     }

@@ -98,7 +98,7 @@ impl Gathering {
         // Each part is to be one entry, as it was counted.
         for part in &message.parts {
             if let Part::Header(range) = part {
-                device.sge(&message.header.piece(0)[range.clone()]).map_err(GatherError::Sge)?;
+                device.sge(&message.header.piece(0)[range.clone()]).map_err(GatherError::Header)?;
             }
         }
         Ok(message)

@@ -106,10 +106,11 @@ impl RecvPoolBuilder {
         if !access.contains(Access::LOCAL_WRITE) {
             return Err(RecvPoolError::Access { access });
         }
+        // First the hold: a device that was detached has no identity any more.
+        let hold = Some(device.hold().map_err(RecvPoolError::Hold)?);
         if queue.domain().is_some_and(|domain| device.identity() != Some(domain)) {
             return Err(RecvPoolError::OtherDomain { device });
         }
-        let hold = Some(device.hold().map_err(RecvPoolError::Hold)?);
         let number = u64::from(NUMBER.fetch_add(1, Relaxed) & (u32::MAX >> 1));
         let stock = Shelves {
             heap,
@@ -167,12 +168,12 @@ pub enum RecvPoolError {
         /// What the heap was made with.
         access: Access,
     },
-    /// The queue is in another protection domain than the device, or the device is detached.
+    /// The queue is in another protection domain than the device.
     OtherDomain {
         /// The device.
         device: Device,
     },
-    /// The device cannot be held.
+    /// The device cannot be held: it is detached, being detached, or lost.
     Hold(HoldError),
     /// The first stock was not posted, or not all of it.
     Stock {

@@ -73,8 +73,11 @@ fn a_buffer_is_told_of_only_where_its_key_opens_something() {
         let mut buffer = heap.buffer(1).unwrap();
         let error = buffer.remote(device).unwrap_err();
         assert_eq!(error, RemoteError::NoAccess { wanted: Access::REMOTE_READ, heap: access });
-        assert!(error.to_string().contains("access()"), "{error}");
-        buffer.remote_mut(device).unwrap_err();
+        assert!(error.to_string().contains("no REMOTE_READ; "), "{error}");
+        let error = buffer.remote_mut(device).unwrap_err().to_string();
+        // What lacks, and how to get it, in both ways; nothing else.
+        assert!(error.contains("no REMOTE_WRITE; ") && error.contains(".access(Access::REMOTE_WRITE)"), "{error}");
+        assert!(error.contains("Windows::expose") && !error.contains("LOCAL"), "{error}");
     }
     heap.detach(device).unwrap();
     assert_eq!(part.remote(device), Err(RemoteError::Key(KeyError::Detached)));

@@ -13,7 +13,9 @@ use std::io;
 pub enum WindowsError {
     /// The device has no memory windows, or does not say so.
     None,
-    /// The device is another than that of the queue pair's protection domain, or is detached.
+    /// The device has been detached.
+    Detached,
+    /// The device is another than that of the queue pair's protection domain.
     OtherDomain {
         /// The device that was given.
         device: Device,
@@ -27,6 +29,7 @@ impl fmt::Display for WindowsError {
                 "the device has no memory windows (device_cap_flags in `ibv_devinfo -v`); use a heap with remote access, whose \
                  rkey opens all of it, or copy",
             ),
+            Self::Detached => f.write_str("the device has been detached; use the Device that attaching it anew gives"),
             Self::OtherDomain { .. } => f.write_str(
                 "the queue pair is in another protection domain than the device; use the Device that attaching this domain gave",
             ),

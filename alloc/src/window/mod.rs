@@ -41,7 +41,7 @@ use rdma_sys::{ibv_mr, ibv_pd, ibv_qp};
 use rdmalloc_arenas::registrar::verbs::window::{self, Part, TAGS, Window};
 use rdmalloc_arenas::registrar::verbs::{AsQueuePair, Origin};
 use rdmalloc_arenas::sync::Lock;
-use rdmalloc_arenas::{Access, Device, KeyError};
+use rdmalloc_arenas::{Access, Device, HoldError, KeyError};
 use std::sync::Arc;
 
 /// The memory windows of one queue pair: makes them, binds them to buffers, and keeps those that are free for the next.
@@ -155,7 +155,7 @@ impl Windows {
     ///
     /// # Errors
     ///
-    /// [`WindowsError`]: the device has none, or is not that of the queue pair's protection domain.
+    /// [`WindowsError`]: the device has none, is not that of the queue pair's protection domain, or has been detached.
     pub fn new(device: Device, owner: impl AsQueuePair + Send + Sync + 'static) -> Result<Windows, WindowsError> {
         // SAFETY: `AsQueuePair` promises a live queue pair, which has a live protection domain.
         let kind = unsafe { window::kind_of(pd_of(owner.as_queue_pair())) }.ok_or(WindowsError::None)?;
@@ -166,7 +166,7 @@ impl Windows {
     ///
     /// # Errors
     ///
-    /// [`WindowsError::OtherDomain`]. That the device has no such windows shows at the first [`expose`](Self::expose).
+    /// [`WindowsError::OtherDomain`], [`WindowsError::Detached`]. That the device has no such windows shows at the first [`expose`](Self::expose).
     pub fn with_kind(
         device: Device,
         owner: impl AsQueuePair + Send + Sync + 'static,
@@ -176,7 +176,10 @@ impl Windows {
         // SAFETY: `AsQueuePair` promises a live queue pair, which has a live protection domain.
         let pd = unsafe { pd_of(qp) };
         if device.identity() != Some(pd.addr()) {
-            return Err(WindowsError::OtherDomain { device });
+            return Err(match device.hold() {
+                Err(HoldError::Detached) => WindowsError::Detached,
+                _ => WindowsError::OtherDomain { device },
+            });
         }
         let owner = ManuallyDrop::new(Box::new(owner) as Box<dyn Send + Sync>);
         let (ready, counts) = Default::default();
@@ -355,6 +358,7 @@ unsafe fn pd_of(qp: NonNull<ibv_qp>) -> NonNull<ibv_pd> {
 mod tests {
     use super::*;
     use crate::Heap;
+    use core::mem::MaybeUninit;
     use rdmalloc_tests::Ledger;
 
     #[test]
@@ -380,5 +384,34 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         drop(locked);
         assert_eq!(status, 0, "the child hung, or went on");
+    }
+
+    /// A queue pair of which only the domain is there.
+    struct Fake(Box<MaybeUninit<ibv_qp>>);
+
+    // SAFETY: nothing is done with the pointer in it.
+    unsafe impl Send for Fake {}
+    // SAFETY: as above.
+    unsafe impl Sync for Fake {}
+    // SAFETY: no calls are made with it here: making `Windows` of a kind only reads the domain, which is written.
+    unsafe impl AsQueuePair for Fake {
+        fn as_queue_pair(&self) -> NonNull<ibv_qp> {
+            NonNull::from(&*self.0).cast()
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_detached_is_not_said_to_be_of_another_domain() {
+        let heap = Heap::builder().access(Access::WINDOWS).build().unwrap();
+        let device = heap.attach(Ledger::new()).unwrap();
+        let windows = || {
+            let mut qp = Box::new(MaybeUninit::<ibv_qp>::zeroed());
+            // SAFETY: within the box.
+            unsafe { (&raw mut (*qp.as_mut_ptr()).pd).write(NonNull::dangling().as_ptr()) };
+            Windows::with_kind(device, Fake(qp), WindowKind::Type2).map(|_| ()).unwrap_err()
+        };
+        assert_eq!(windows(), WindowsError::OtherDomain { device });
+        heap.detach(device).unwrap();
+        assert_eq!(windows(), WindowsError::Detached);
     }
 }

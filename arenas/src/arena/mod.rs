@@ -21,6 +21,9 @@ pub(crate) use word::Word;
 /// Blocks that are no longer never cross a multiple of it, so that a device with this limit may come at any time.
 pub(crate) const PIECE: usize = 1 << 30;
 
+/// The tag of the global heap's arenas.
+pub(crate) const GLOBAL_TAG: u32 = 0;
+
 /// How far around freed slices is looked, at most, for what else is free: 64 MiB, 32 words of the bitmap.
 const LOOK_AROUND: usize = 1024;
 

@@ -30,7 +30,7 @@ mod tests;
 mod together;
 
 use crate::Access;
-use crate::arena::{Arena, PIECE, State};
+use crate::arena::{Arena, GLOBAL_TAG, PIECE, State};
 use crate::bell::Bell;
 use crate::error::TakeError;
 use crate::links;
@@ -67,6 +67,11 @@ pub struct Config {
     pub serves_children: bool,
     /// A number of the owner's, found again from any address by [`tag_of`].
     pub tag: u32,
+}
+
+impl Config {
+    /// The tag of the process's global heap. That memory is its, an error says ([`NotRegistered`](crate::NotRegistered)).
+    pub const GLOBAL_TAG: u32 = GLOBAL_TAG;
 }
 
 /// A run of slices, taken from an arena.

@@ -20,8 +20,10 @@ pub enum Grounded {
     Hold(HoldError),
     /// The device does not reach a piece of the value. Copy it to memory of a heap to which the device is attached.
     Key {
-        /// Which piece.
+        /// Which piece, counted from 0.
         piece: usize,
+        /// How many pieces the value has.
+        pieces: usize,
         /// Why it does not.
         error: KeyError,
     },
@@ -88,7 +90,10 @@ impl fmt::Display for Grounded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hold(error) => error.fmt(f),
-            Self::Key { piece, error } => write!(f, "piece {piece} is not within the device's reach: {error}"),
+            Self::Key { pieces: 1, error, .. } => write!(f, "the value is not within the device's reach: {error}"),
+            Self::Key { piece, pieces, error } => {
+                write!(f, "piece {piece} of {pieces} (from 0) is not within the device's reach: {error}")
+            }
             Self::TooMany => f.write_str("too many flights are under way, or were leaked; complete or reclaim some"),
         }
     }

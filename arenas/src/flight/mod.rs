@@ -103,10 +103,11 @@ impl Device {
             Ok(hold) => hold,
             Err(error) => return Err(FlyError { value, reason: Grounded::Hold(error) }),
         };
-        for piece in 0..value.pieces() {
+        let pieces = value.pieces();
+        for piece in 0..pieces {
             let bytes = value.piece(piece);
             if let Some(Err(error)) = (!bytes.is_empty()).then(|| self.key(bytes.as_ptr())) {
-                return Err(FlyError { value, reason: Grounded::Key { piece, error } });
+                return Err(FlyError { value, reason: Grounded::Key { piece, pieces, error } });
             }
         }
         let Some(slot) = slots::take() else { return Err(FlyError { value, reason: Grounded::TooMany }) };

@@ -2,7 +2,8 @@
 
 use bytes::{Bytes, BytesMut};
 use rdmalloc::{
-    Buffer, DetachError, Device, Flight, Grounded, Heap, HoldError, IdError, KeyError, Rdmalloc, SgeError, StableBytes,
+    Access, Buffer, DetachError, Device, Flight, Grounded, Heap, HoldError, IdError, KeyError, Rdmalloc, SgeError,
+    StableBytes,
 };
 use rdmalloc_tests::Ledger;
 use std::sync::Arc;
@@ -100,6 +101,36 @@ fn each_type_flies_and_comes_back_as_it_was() {
     fly(device, [vec.clone(), vec.clone(), vec.clone(), vec.clone()]);
     fly(device, vec![Bytes::from(vec.clone()); 5]);
     HEAP.detach(device).unwrap();
+}
+
+#[test]
+fn what_devices_only_read_is_no_target_and_fails_no_queue() {
+    let heap = Heap::builder().access(Access::LOCAL_READ).build().unwrap();
+    let device = heap.attach(Ledger::new()).unwrap();
+    let mut flight = device.fly([filled(&heap, 1, 10), heap.buffer(100).unwrap()]).unwrap();
+    assert_eq!(flight.sge().unwrap().length(), 10);
+    assert_eq!(flight.part_mut(1, ..50).unwrap_err(), SgeError::NotWritable);
+    assert!(flight.part_mut(1, ..50).unwrap_err().to_string().contains("LOCAL_WRITE"));
+    drop(end::<[Buffer; 2]>(flight.into_id()).unwrap());
+    let mut flight = device.fly(heap.buffer(100).unwrap()).unwrap();
+    assert_eq!(flight.sge_mut().unwrap_err(), SgeError::NotWritable);
+    drop(end::<Buffer>(flight.into_id()).unwrap());
+    let mut buffer = heap.buffer(100).unwrap();
+    let mut list = device.sges_mut([buffer.spare_capacity_mut()]);
+    assert_eq!(
+        (list.next().map(|entry| entry.map(|_| ())), list.next().is_none()),
+        (Some(Err(SgeError::NotWritable)), true)
+    );
+    // What brings local writing with it is written.
+    for access in
+        [Access::LOCAL_WRITE, Access::REMOTE_ATOMIC, Access::WINDOWS, Access::REMOTE_READ | Access::LOCAL_WRITE]
+    {
+        let heap = Heap::builder().access(access).build().unwrap();
+        let device = heap.attach(Ledger::new()).unwrap();
+        let mut flight = device.fly(heap.buffer(100).unwrap()).unwrap();
+        assert!(flight.sge_mut().is_ok(), "{access:?}");
+        drop(end::<Buffer>(flight.into_id()).unwrap());
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! Scatter-gather entries that borrow the memory they describe. Uses `device`.
+//! Scatter-gather entries that borrow the memory they describe. Uses `device` and `arena`.
 //!
 //! An entry is laid out as `struct ibv_sge` (`infiniband/verbs.h`), so a slice of entries is what a work request wants.
 
+use crate::arena::Arena;
 use crate::device::Device;
 use crate::error::KeyError;
 use core::fmt;
@@ -114,6 +115,9 @@ pub enum SgeError {
         /// How many bytes there are.
         len: usize,
     },
+    /// It is to be written, and its heap was made without [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE): the device would refuse,
+    /// and the queue pair fail.
+    NotWritable,
     /// The device cannot reach it.
     Key(KeyError),
 }
@@ -131,6 +135,10 @@ impl fmt::Display for SgeError {
                 write!(f, "the {len} bytes lie in more than one registration of the device; split them")
             }
             Self::OutOfRange { end, len } => write!(f, "a part that ends at {end} is not within {len} bytes"),
+            Self::NotWritable => f.write_str(
+                "the memory is of a heap made without Access::LOCAL_WRITE, which devices only read: receive into memory of a heap \
+                 made with it, which is the default",
+            ),
             Self::Key(error) => error.fmt(f),
         }
     }
@@ -165,6 +173,10 @@ impl Device {
 
     /// A scatter-gather entry for the device to write `bytes`: a `Vec`'s `spare_capacity_mut()`, say.
     ///
+    /// Of a heap that was made with [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE), as heaps are unless said: that is not checked
+    /// here, where only keys are looked up. Of another, the work request fails, and its queue pair with it.
+    /// [`sges_mut`](Self::sges_mut) and [`Flight::sge_mut`](crate::Flight::sge_mut) check it.
+    ///
     /// # Errors
     ///
     /// [`SgeError`], when they are empty, too long, or not registered.
@@ -179,10 +191,15 @@ impl Device {
         Ok(Sge(self.entry(address, len)?, PhantomData))
     }
 
-    /// As [`sge_at`](Self::sge_at), for the device to write.
+    /// As [`sge_at`](Self::sge_at), for the device to write, if the heap allows it.
     #[inline]
     pub(crate) fn sge_mut_at<'a>(self, address: usize, len: usize) -> Result<SgeMut<'a>, SgeError> {
-        Ok(SgeMut(self.entry(address, len)?, PhantomData))
+        let entry = self.entry(address, len)?;
+        // It has keys, so it is registered: an arena's, of one heap from end to end.
+        match Arena::of(address) {
+            Some(arena) if !arena.is_writable() => Err(SgeError::NotWritable),
+            _ => Ok(SgeMut(entry, PhantomData)),
+        }
     }
 
     #[inline]

@@ -98,7 +98,8 @@ impl Device {
         Sges { device: self, slices: Some(slices.into_iter()), rest: Rest::default(), most: u32::MAX }
     }
 
-    /// The entries for the device to write `slices`, as [`sges`](Self::sges) has them for reading.
+    /// The entries for the device to write `slices`, as [`sges`](Self::sges) has them for reading. Of a heap that devices
+    /// only read there is none ([`SgeError::NotWritable`]).
     pub fn sges_mut<'a, I: IntoIterator<Item = &'a mut [MaybeUninit<u8>]>>(self, slices: I) -> SgesMut<I::IntoIter> {
         SgesMut { device: self, slices: Some(slices.into_iter()), rest: Rest::default(), most: u32::MAX }
     }

@@ -54,6 +54,8 @@ pub(crate) struct Arena {
     pub(crate) next: AtomicU32,
     /// Whose arena it is.
     tag: AtomicU32,
+    /// Whether devices may write it, as its heap was made. Written by `prepare`.
+    writable: AtomicBool,
     /// What pages it has, as a number of [`Pages`], and why, as one of [`Fallback`]. Written when it is opened.
     pages: AtomicU32,
     fallback: AtomicU32,
@@ -97,7 +99,7 @@ impl Arena {
     }
 
     /// Makes a description for the chunks of `run`, which the caller has taken from the region.
-    pub(crate) fn prepare(run: Range<usize>, tag: u32) -> io::Result<&'static Arena> {
+    pub(crate) fn prepare(run: Range<usize>, tag: u32, writable: bool) -> io::Result<&'static Arena> {
         table()?.commit(run.start..run.start + 1)?;
         let arena = Arena::at(run.start);
         assert!(arena.word.begin_open(), "chunks were handed out twice");
@@ -105,12 +107,18 @@ impl Arena {
         arena.first.store(run.start as u32, Relaxed);
         arena.chunks.store(run.len() as u32, Relaxed);
         arena.tag.store(tag, Relaxed);
+        arena.writable.store(writable, Relaxed);
         arena.registered.store(0, Relaxed);
         arena.dirty.store(0, Relaxed);
         arena.dirty_since.store(0, Relaxed);
         arena.free.store(arena.slices(), Relaxed);
         arena.longest.store(arena.slices(), Relaxed);
         Ok(arena)
+    }
+
+    /// Whether devices may write it; of use to who has a block in it.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable.load(Relaxed)
     }
 
     /// What pages it has, and why it has no others.
@@ -416,7 +424,7 @@ mod tests {
     fn arena(chunks: usize) -> (&'static Region, &'static Arena) {
         let region = Region::get().unwrap();
         let first = region.take_run(chunks, 1).unwrap().unwrap();
-        (region, Arena::prepare(first..first + chunks, 0).unwrap())
+        (region, Arena::prepare(first..first + chunks, 0, true).unwrap())
     }
 
     #[test]
@@ -453,7 +461,7 @@ mod tests {
     fn a_claim_that_fits_no_piece_at_its_alignment_ends() {
         let region = Region::get().unwrap();
         let first = region.take_run(9, 2).unwrap().unwrap() + 1;
-        let arena = Arena::prepare(first..first + 8, 0).unwrap();
+        let arena = Arena::prepare(first..first + 8, 0, true).unwrap();
         // Two chunks, aligned to two, in an arena that begins between: each multiple of the alignment is amid a piece.
         let align = 2 * SLICES_PER_CHUNK;
         assert_eq!(arena.claim(region, align, align, align * SLICE), None);

@@ -397,8 +397,9 @@ impl Arenas {
         let first = region.take_run(count, align).map_err(no_memory)?;
         let Some(first) = first else { return Err(TakeError::AddressSpace { wanted: bytes, region: region.len() }) };
         let run = first..first + count;
+        let writable = self.config.access.contains(Access::LOCAL_WRITE);
         let links = if self.has_links_outside() { links::prepare(&run) } else { Ok(()) };
-        let arena = match links.and_then(|()| Arena::prepare(run.clone(), self.config.tag)) {
+        let arena = match links.and_then(|()| Arena::prepare(run.clone(), self.config.tag, writable)) {
             Ok(arena) => arena,
             Err(source) => {
                 region.give_run(run);

@@ -83,7 +83,7 @@ impl Rdmalloc {
     /// Attaches a device: registers every arena with it, and from now on every arena that is opened.
     ///
     /// Blocks that were allocated before are reached as well. Other threads may go on meanwhile; they wait only where they
-    /// need a new arena. What is open is faulted in and pinned.
+    /// need a new arena. What is open is pinned, which faults it in.
     ///
     /// # Errors
     ///

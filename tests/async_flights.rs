@@ -1,6 +1,10 @@
 //! Flights as futures, as the example `async_send` has them, over a completion queue that is a test's.
 
-#[allow(dead_code, missing_docs, reason = "the file is an example's: not all of it is used here, and its items are private there")]
+#[allow(
+    dead_code,
+    missing_docs,
+    reason = "the file is an example's: not all of it is used here, and its items are private there"
+)]
 #[path = "../alloc/examples/async_send/completions.rs"]
 mod completions;
 

@@ -1,7 +1,11 @@
 //! The example of flights on tokio, in the guest.
 #![cfg(feature = "verbs")]
 
-#[allow(dead_code, missing_docs, reason = "the file is an example's: not all of it is used here, and its items are private there")]
+#[allow(
+    dead_code,
+    missing_docs,
+    reason = "the file is an example's: not all of it is used here, and its items are private there"
+)]
 #[path = "../alloc/examples/async_send/main.rs"]
 mod example;
 

@@ -1,7 +1,7 @@
 //! How an arena gets its memory: in which pages, on which node. Uses `pages` and `numa`, and the heap's devices for what they need.
 
 use super::attach::Attached;
-use super::{Arenas, FIRST_ARENA, Role};
+use super::{Arenas, Role, usual_size};
 use crate::arena::Arena;
 use crate::numa::{self, Node, Placed};
 use crate::os::{self, NotLarge};
@@ -112,8 +112,7 @@ impl Arenas {
         let bytes = size.max(needed);
         let page = self.pages().bytes().max(CHUNK);
         let rounded = bytes.next_multiple_of(page);
-        // Smaller than the first arena is only what a limit has made so.
-        let limited = size < FIRST_ARENA.min(region.len() / 8) || page > region.len() / 8;
+        let limited = size < usual_size(region.len(), self.open.load(Relaxed)) || page > region.len() / 8;
         let may =
             |attached: &Attached| attached.is_lost() || self.may_register(attached, attached.amount(rounded)).is_ok();
         if page == CHUNK || limited && rounded > bytes || !role.attached.iter().all(may) {

@@ -161,8 +161,10 @@ pub struct Closed {
     pub stuck: usize,
 }
 
-/// The first arena, where the memlock limit allows it; also the least that is opened later.
-const FIRST_ARENA: usize = 32 << 20;
+/// The first arena: a program that needs little shall pin little, and fault in little.
+const FIRST_ARENA: usize = CHUNK;
+/// Each arena doubles what is open, up to this: a few steps, and arenas are few all the same.
+const LARGEST_DOUBLING: usize = 32 << 20;
 /// The largest arena that is opened for small blocks.
 const LARGEST_ARENA: usize = 16 << 30;
 
@@ -554,10 +556,15 @@ fn crosses_piece(arena: &Arena, first: usize, slices: usize) -> bool {
     slices <= piece && begin / piece != (begin + slices - 1) / piece
 }
 
-/// How many bytes the next arena shall have where `open` are open: an eighth of that, from 32 MiB (an eighth of the region, if
-/// that is less) to 16 GiB; but at most a quarter of what may still be pinned, `allows`, by each of `memlocked` devices.
+/// How many bytes the next arena would have where `open` are open and nothing is limited: as many, from 2 MiB to 32 MiB (an eighth
+/// of the region, if that is less); then an eighth, up to 16 GiB.
+fn usual_size(region: usize, open: usize) -> usize {
+    open.min(LARGEST_DOUBLING.min(region / 8)).max(open / 8).clamp(FIRST_ARENA, LARGEST_ARENA) / CHUNK * CHUNK
+}
+
+/// The same, but at most a quarter of what may still be pinned, `allows`, by each of `memlocked` devices.
 fn policy_size(region: usize, open: usize, memlocked: usize, allows: u64) -> usize {
-    let size = (open / 8).clamp(FIRST_ARENA.min(region / 8), LARGEST_ARENA);
+    let size = usual_size(region, open);
     // Without a device, what is open counts as it will once there is one.
     let later = if memlocked == 0 { open as u64 } else { 0 };
     let left = allows.saturating_sub(later) / memlocked.max(1) as u64;

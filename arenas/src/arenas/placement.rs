@@ -106,6 +106,7 @@ fn is_draining_there(address: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arenas::LARGEST_DOUBLING;
     use crate::{Access, Config, Policy, SLICE};
 
     /// A heap with an arena that is full, and four of which so many 32nds are taken, or a slice; their spans, lowest first,
@@ -113,9 +114,8 @@ mod tests {
     fn heap(part: usize) -> (Arenas, Vec<Span>, usize) {
         let heap =
             Arenas::new(Config { access: Access::default(), policy: Policy::Require, serves_children: false, tag: 6 });
-        let first = heap.take(1, 1).unwrap().address;
-        let whole = Arena::of(first).unwrap().slices();
-        assert!(heap.grow(first, 1, whole).is_some());
+        let whole = LARGEST_DOUBLING / SLICE;
+        assert_eq!(Arena::of(heap.take(whole, 1).unwrap().address).unwrap().slices(), whole);
         let mut spans: Vec<_> = (0..4).map(|_| heap.take(whole, 1).unwrap()).collect();
         spans.sort_unstable_by_key(|span| span.address);
         spans.iter_mut().for_each(|span| {

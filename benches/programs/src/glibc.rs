@@ -6,5 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: std::alloc::System = std::alloc::System;
 
 fn main() -> ExitCode {
-    rdmalloc_workloads::program::alone()
+    rdmalloc_workloads::program::main()
 }

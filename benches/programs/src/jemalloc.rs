@@ -6,5 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    rdmalloc_workloads::program::alone()
+    rdmalloc_workloads::program::main()
 }

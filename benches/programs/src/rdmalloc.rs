@@ -1,13 +1,10 @@
-//! The workloads on rdmalloc, without a device or, with `--attached`, with an io_uring.
+//! The workloads on rdmalloc, without a device.
 
-use rdmalloc::Rdmalloc;
-use rdmalloc_workloads::program;
-use rdmalloc_workloads::reach::{Attached, attach};
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: Rdmalloc = Rdmalloc::new();
+static ALLOCATOR: rdmalloc::Rdmalloc = rdmalloc::Rdmalloc::new();
 
 fn main() -> ExitCode {
-    program::main::<Attached>(|| attach(ALLOCATOR))
+    rdmalloc_workloads::program::main()
 }

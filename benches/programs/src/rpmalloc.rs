@@ -6,5 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: rpmalloc::RpMalloc = rpmalloc::RpMalloc;
 
 fn main() -> ExitCode {
-    rdmalloc_workloads::program::alone()
+    rdmalloc_workloads::program::main()
 }

@@ -6,5 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: rusty_alloc_api::RustyAlloc = rusty_alloc_api::RustyAlloc;
 
 fn main() -> ExitCode {
-    rdmalloc_workloads::program::alone()
+    rdmalloc_workloads::program::main()
 }

@@ -6,5 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: snmalloc_rs::SnMalloc = snmalloc_rs::SnMalloc;
 
 fn main() -> ExitCode {
-    rdmalloc_workloads::program::alone()
+    rdmalloc_workloads::program::main()
 }

@@ -6,5 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: tcmalloc_better::TCMalloc = tcmalloc_better::TCMalloc;
 
 fn main() -> ExitCode {
-    rdmalloc_workloads::program::alone()
+    rdmalloc_workloads::program::main()
 }

@@ -1,59 +1,63 @@
 //! The command line of a program with one allocator.
 //!
 //! ```text
-//! PROGRAM --list                         the workloads: name, group, what it does; separated by tabs
-//! PROGRAM WORKLOAD UNITS [--attached]    one run; prints `done`, its result, and its peak of resident memory in KiB
+//! PROGRAM --list               the workloads: name, group, what it does; separated by tabs
+//! PROGRAM WORKLOAD UNITS       one run; prints `done`, its result, and its peak of resident memory in KiB
 //! ```
 //!
-//! Exit status 3 and `skipped REASON`: it cannot run here. With `--attached`, memory that is not registered is not served at
-//! all, so such a run ends rather than go on unregistered.
+//! Exit status 3 and `skipped REASON`: it cannot run here.
 
 use crate::reach::{Local, Reach};
 use crate::{Scale, Workload, all};
 use std::process::ExitCode;
 
-/// What makes the attached form of the program's allocator, if it has one; why it cannot.
-pub type Attach = fn() -> Result<(), String>;
-
-/// Runs what the command line says, with the workloads of `A` where `--attached` is given.
+/// Runs what the command line says.
 #[must_use]
-pub fn main<A: Reach>(attach: Attach) -> ExitCode {
+pub fn main() -> ExitCode {
+    main_with::<Local>(|| Ok(()))
+}
+
+/// The same with an io_uring attached to the program's allocator. Memory that is not registered is not served at all, so a run ends
+/// rather than go on unregistered.
+#[cfg(feature = "attached")]
+#[must_use]
+pub fn main_attached(heap: rdmalloc::Rdmalloc) -> ExitCode {
+    use crate::reach::{Attached, attach};
+    main_with::<Attached>(|| attach(heap))
+}
+
+/// `prepare` comes before a run, and says why there can be none.
+///
+/// Not for programs to call: the workloads are instantiated in this crate in each form, or the compiler inlines other calls in one
+/// than in the other.
+fn main_with<R: Reach>(prepare: impl FnOnce() -> Result<(), String>) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let (workloads, name, units) = match args[..] {
+    let (name, units) = match args[..] {
         ["--list"] => {
-            for Workload { name, group, about, .. } in all::<Local>() {
+            for Workload { name, group, about, .. } in all::<R>() {
                 println!("{name}\t{}\t{about}", group.name());
             }
             return ExitCode::SUCCESS;
         }
-        [name, units] => (all::<Local>(), name, units),
-        [name, units, "--attached"] => {
-            if let Err(reason) = attach() {
-                println!("skipped {reason}");
-                return ExitCode::from(3);
-            }
-            (all::<A>(), name, units)
-        }
+        [name, units] => (name, units),
         _ => {
-            eprintln!("usage: --list, or WORKLOAD UNITS [--attached]");
+            eprintln!("usage: --list, or WORKLOAD UNITS");
             return ExitCode::from(2);
         }
     };
-    let workload = workloads.iter().find(|workload| workload.name == name);
+    let workload = all::<R>().into_iter().find(|workload| workload.name == name);
     let (Some(workload), Ok(units)) = (workload, units.parse()) else {
         eprintln!("no workload {name}, or {units} is not a number of units");
         return ExitCode::from(2);
     };
+    if let Err(reason) = prepare() {
+        println!("skipped {reason}");
+        return ExitCode::from(3);
+    }
     let result = (workload.run)(Scale(units));
     println!("done {result:016x} {}", peak());
     ExitCode::SUCCESS
-}
-
-/// [`main`] of a program whose allocator has no attached form.
-#[must_use]
-pub fn alone() -> ExitCode {
-    main::<Local>(|| Err("this allocator has no attached form".into()))
 }
 
 /// The program's peak of resident memory in KiB.

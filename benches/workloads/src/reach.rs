@@ -16,7 +16,7 @@ pub trait Reach: 'static {
     /// The entry of some bytes.
     fn entry(bytes: &[u8]) -> Entry;
 
-    /// Panics if the device does not reach the block.
+    /// Ends the program if the device does not reach the block.
     ///
     /// Workloads ask this of a few blocks in many. That all are reached, the heap's policy sees to: memory that is not
     /// registered is not served.
@@ -32,8 +32,16 @@ impl Reach for Local {
         Entry { address: bytes.as_ptr().addr() as u64, length: bytes.len() as u32, key: 0 }
     }
 
-    #[inline]
-    fn check(_: *const u8, _: usize) {}
+    fn check(start: *const u8, len: usize) {
+        look(start, len);
+    }
+}
+
+/// Nothing to see, but a call: as with a device, so that the compiler makes the same of what is around it.
+#[cold]
+#[inline(never)]
+extern "C" fn look(start: *const u8, len: usize) {
+    std::hint::black_box((start, len));
 }
 
 #[cfg(feature = "attached")]
@@ -64,15 +72,23 @@ mod attached {
         }
 
         fn check(start: *const u8, len: usize) {
-            let device = DEVICE.get().expect("attached");
-            let end = start.wrapping_add(len - 1);
-            for place in [start, end] {
-                if let Err(why) = device.key(place) {
-                    panic!("{len} bytes at {start:?} are not registered: {why}");
-                }
-            }
-            assert!(device.is_one_registration(start.addr(), end.addr()), "{len} bytes in two registrations");
+            look(start, len);
         }
+    }
+
+    /// Ends the program if the device does not reach the block. Not by a panic that could unwind, which would make more code that drops
+    /// blocks.
+    #[cold]
+    #[inline(never)]
+    extern "C" fn look(start: *const u8, len: usize) {
+        let device = DEVICE.get().expect("attached");
+        let end = start.wrapping_add(len - 1);
+        for place in [start, end] {
+            if let Err(why) = device.key(place) {
+                panic!("{len} bytes at {start:?} are not registered: {why}");
+            }
+        }
+        assert!(device.is_one_registration(start.addr(), end.addr()), "{len} bytes in two registrations");
     }
 
     /// Attaches an io_uring to the global heap, which from now on serves no memory that is not registered.

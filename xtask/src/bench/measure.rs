@@ -23,9 +23,6 @@ pub enum Outcome {
 pub fn run(subject: &Subject, workload: &str, units: u32) -> Result<Outcome> {
     let mut command = Command::new(&subject.program);
     command.arg(workload).arg(units.to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    if subject.is_attached() {
-        command.arg("--attached");
-    }
     shell::die_with_us(&mut command);
     // SAFETY: between fork and exec, all of these are async-signal-safe system calls; the limit is a local.
     unsafe {

@@ -62,11 +62,6 @@ pub struct Programs {
     pub left_out: Vec<(&'static str, String)>,
 }
 
-/// The name of the program that an allocator is in; it is that of its feature, too.
-fn program(allocator: &str) -> &str {
-    if allocator == ATTACHED { OURS } else { allocator }
-}
-
 /// Builds the programs of the chosen allocators; of all, if none are. One that does not build is left out, unless it is ours.
 pub fn build(workspace: &Workspace, chosen: &[String]) -> Result<Programs> {
     if let Some(name) = chosen.iter().find(|name| !ALLOCATORS.iter().any(|(n, short)| n == name || short == name)) {
@@ -79,8 +74,8 @@ pub fn build(workspace: &Workspace, chosen: &[String]) -> Result<Programs> {
     if let Err(error) = setup::ensure(NEEDS) {
         step!("{error}");
     }
-    let mut names: Vec<&str> = allocators.iter().map(|(name, _)| program(name)).collect();
-    names.dedup();
+    // Each is the name of a program, and of its feature.
+    let names: Vec<&str> = allocators.iter().map(|(name, _)| *name).collect();
     step!("building {} programs (the first time this takes some minutes: the peers are C and C++)", names.len());
     let (built, failed) = match cargo(workspace, &names) {
         Ok(built) => (built, Vec::new()),
@@ -90,7 +85,7 @@ pub fn build(workspace: &Workspace, chosen: &[String]) -> Result<Programs> {
     };
     let (mut subjects, mut left_out) = (Vec::new(), Vec::new());
     for &&(name, short) in &allocators {
-        match built.iter().find(|executable| executable.kind == "bin" && executable.name == program(name)) {
+        match built.iter().find(|executable| executable.kind == "bin" && executable.name == name) {
             Some(executable) => subjects.push(Subject { name, short, program: executable.path.clone() }),
             None => {
                 let why = failed.iter().find(|(failed, _)| *failed == name).map(|(_, why)| &**why);
@@ -108,7 +103,7 @@ fn one_by_one<'a>(workspace: &Workspace, names: &[&'a str]) -> Result<(Vec<Execu
     for name in names {
         match cargo(workspace, &[name]) {
             Ok(executables) => built.extend(executables),
-            Err(error) if *name == OURS => return Err(error),
+            Err(error) if [OURS, ATTACHED].contains(name) => return Err(error),
             Err(_) => failed.push((*name, "it does not build here; cargo's messages are above".to_owned())),
         }
     }

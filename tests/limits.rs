@@ -395,3 +395,14 @@ fn figures_add_up_and_agree_with_the_device() {
     assert_eq!(heap.stats().devices.len(), 1);
     assert_eq!((device.name().as_str(), stats.devices[0].name.as_str()), ("", "ledger"));
 }
+
+#[test]
+fn a_heap_at_its_limit_empties_caches_each_time_and_serves_on() {
+    let heap = Heap::builder().budget(budget(4)).build().unwrap();
+    heap.attach(Ledger::new()).unwrap();
+    for turn in 0..20 {
+        // Kept spare by this thread's cache, and in the way of the next.
+        heap.buffer((3 + turn % 2) * MIB).unwrap_or_else(|error| panic!("turn {turn}: {error}"));
+    }
+    assert_eq!((heap.arenas().len(), heap.registered_bytes()), (1, 4 << 20));
+}

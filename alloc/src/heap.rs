@@ -19,7 +19,8 @@ use crate::{inside, misuse};
 use crate::{pool, thread};
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 use crossbeam_utils::CachePadded;
 use rdmalloc_arenas::bell::Bell;
 use rdmalloc_arenas::sync::{Lock, LockGuard, asymmetric};
@@ -31,6 +32,8 @@ use std::time::Duration;
 
 /// Shards of a heap. More than there are threads in the middle of an operation, mostly.
 const SHARDS: usize = 8;
+/// Milliseconds from one time that caches are emptied for want of an arena to the next: it takes some 20 us, and as much to refill them.
+const SWEEP_PAUSE: u64 = 100;
 
 /// See the module.
 pub(crate) struct Core {
@@ -45,6 +48,8 @@ pub(crate) struct Core {
     idle: Lock<Idle>,
     /// One drain pass over the caches of threads at a time, so that a cache asked for is drained by who asked.
     sweeping: Lock<()>,
+    /// When caches were emptied because an arena was missing, in milliseconds of the heap's clock, from 1 on; 0: they may be now.
+    swept: AtomicU64,
     shards: [CachePadded<Lock<Option<Owned>>>; SHARDS],
     /// Handles to a heap that a program made.
     pub(crate) handles: AtomicUsize,
@@ -67,6 +72,7 @@ impl Core {
             caches: AtomicPtr::new(ptr::null_mut()),
             sweeping: Lock::new(()),
             idle: Lock::new(Idle::new()),
+            swept: AtomicU64::new(0),
             shards: [const { CachePadded::new(Lock::new(None)) }; SHARDS],
             handles: AtomicUsize::new(0),
             phase: Phase::unused(),
@@ -211,17 +217,42 @@ impl Core {
 
     /// Has room made for what a cache could not serve.
     ///
-    /// First what caches hold without need is given back; an arena is opened if that is not enough.
+    /// First what caches hold without need is given back; an arena is opened if that is not enough, or was done a moment ago: caches
+    /// are refilled with what was taken from them, so a heap that is as large as what lives and what they hold would do little else.
+    /// Where no arena can be had, they are emptied each time.
     pub(crate) fn make_room(&self, want: NoRoom) -> Result<(), TakeError> {
+        let sweeps = self.may_sweep_for_room();
         thread::inside(|| {
-            if self.sweep().slices >= want.slices {
-                return Ok(());
+            let made = self.try_make_room(want, sweeps);
+            if made.is_ok() || sweeps {
+                return made;
             }
-            if self.arenas.has_devices() {
-                inside::see_to_room()?;
-            }
-            self.arenas.make_room(want.seen, want.slices, want.align)
+            self.try_make_room(want, true)
         })
+    }
+
+    fn try_make_room(&self, want: NoRoom, sweeps: bool) -> Result<(), TakeError> {
+        if sweeps && self.sweep().slices >= want.slices {
+            return Ok(());
+        }
+        if self.arenas.has_devices() {
+            inside::see_to_room()?;
+        }
+        let made = self.arenas.make_room(want.seen, want.slices, want.align);
+        if made.is_err() {
+            self.swept.store(0, Relaxed);
+        }
+        made
+    }
+
+    /// Whether the last time was not a moment ago; this is one then.
+    fn may_sweep_for_room(&self) -> bool {
+        let (now, last) = (self.arenas.time().as_millis() as u64 + 1, self.swept.load(Relaxed));
+        let may = last == 0 || now.saturating_sub(last) >= SWEEP_PAUSE;
+        if may {
+            self.swept.store(now, Relaxed);
+        }
+        may
     }
 
     /// Empties all caches of this heap: those of threads, idle ones, and shards.

@@ -1,12 +1,15 @@
 //! Drain passes, step by step.
 
+use super::SWEEP_PAUSE;
 use crate::global::{GLOBAL, Rdmalloc};
-use crate::{slab, thread};
+use crate::{Heap, slab, thread};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 const HEAP: Rdmalloc = Rdmalloc::new();
 /// Of such blocks 819 fit a slab (682 where each has a seal), so some are left when they go to it 32 at a time.
@@ -29,6 +32,24 @@ fn free(block: usize) {
 fn slab_of(block: usize) -> &'static slab::Slab {
     // SAFETY: blocks of this size lie in slabs of one slice.
     unsafe { slab::of_small(NonNull::new(ptr::with_exposed_provenance_mut(block)).unwrap()) }
+}
+
+#[test]
+fn caches_are_not_emptied_again_and_again_in_a_heap_as_large_as_what_they_hold() {
+    static NOW: AtomicU64 = AtomicU64::new(1_000);
+    let heap = Heap::builder().build().unwrap();
+    assert!(heap.set_clock(|| Duration::from_millis(NOW.load(Relaxed))));
+    // Each is kept spare, and none of another length fits beside it.
+    let arenas_after = |mib: usize| {
+        drop(heap.buffer(mib << 20).unwrap());
+        heap.arenas().len()
+    };
+    assert_eq!(arenas_after(4), 1);
+    NOW.fetch_add(SWEEP_PAUSE, Relaxed);
+    assert_eq!(arenas_after(3), 1, "what the cache holds is given back for it");
+    assert_eq!(arenas_after(4), 2, "a moment later that would go on for ever");
+    NOW.fetch_add(SWEEP_PAUSE, Relaxed);
+    assert_eq!([arenas_after(2), arenas_after(4)], [2, 2]);
 }
 
 #[test]

@@ -161,10 +161,10 @@ pub struct Closed {
     pub stuck: usize,
 }
 
-/// The first arena: a program that needs little shall pin little, and fault in little.
+/// The first arena: a program that needs little shall pin little, which faults it in.
 const FIRST_ARENA: usize = CHUNK;
-/// Each arena doubles what is open, up to this: a few steps, and arenas are few all the same.
-const LARGEST_DOUBLING: usize = 32 << 20;
+/// Arenas are half as large as what is open, up to this: a few steps, and arenas are few all the same.
+const LARGEST_STEP: usize = 32 << 20;
 /// The largest arena that is opened for small blocks.
 const LARGEST_ARENA: usize = 16 << 30;
 
@@ -556,10 +556,10 @@ fn crosses_piece(arena: &Arena, first: usize, slices: usize) -> bool {
     slices <= piece && begin / piece != (begin + slices - 1) / piece
 }
 
-/// How many bytes the next arena would have where `open` are open and nothing is limited: as many, from 2 MiB to 32 MiB (an eighth
-/// of the region, if that is less); then an eighth, up to 16 GiB.
+/// How many bytes the next arena would have where `open` are open and nothing is limited: half as many, from 2 MiB to 32 MiB (an
+/// eighth of the region, if that is less); then an eighth, up to 16 GiB.
 fn usual_size(region: usize, open: usize) -> usize {
-    open.min(LARGEST_DOUBLING.min(region / 8)).max(open / 8).clamp(FIRST_ARENA, LARGEST_ARENA) / CHUNK * CHUNK
+    (open / 2).min(LARGEST_STEP.min(region / 8)).max(open / 8).clamp(FIRST_ARENA, LARGEST_ARENA) / CHUNK * CHUNK
 }
 
 /// The same, but at most a quarter of what may still be pinned, `allows`, by each of `memlocked` devices.

@@ -106,7 +106,7 @@ fn is_draining_there(address: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arenas::LARGEST_DOUBLING;
+    use crate::arenas::LARGEST_STEP;
     use crate::{Access, Config, Policy, SLICE};
 
     /// A heap with an arena that is full, and four of which so many 32nds are taken, or a slice; their spans, lowest first,
@@ -114,7 +114,7 @@ mod tests {
     fn heap(part: usize) -> (Arenas, Vec<Span>, usize) {
         let heap =
             Arenas::new(Config { access: Access::default(), policy: Policy::Require, serves_children: false, tag: 6 });
-        let whole = LARGEST_DOUBLING / SLICE;
+        let whole = LARGEST_STEP / SLICE;
         assert_eq!(Arena::of(heap.take(whole, 1).unwrap().address).unwrap().slices(), whole);
         let mut spans: Vec<_> = (0..4).map(|_| heap.take(whole, 1).unwrap()).collect();
         spans.sort_unstable_by_key(|span| span.address);

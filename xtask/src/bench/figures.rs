@@ -182,6 +182,12 @@ impl Figures {
         median(&self.values(workload, subject, metric))
     }
 
+    /// The most memory that any run of a workload has had so far, in bytes.
+    pub fn most_memory(&self, workload: usize) -> f64 {
+        let runs = self.cells[workload].iter().flat_map(|cell| &cell.runs);
+        runs.map(|run| run.rss).fold(0.0, f64::max)
+    }
+
     /// The subjects that are none of our forms.
     pub fn peers(&self) -> impl Iterator<Item = usize> + Clone {
         (0..self.subjects.len()).filter(|&subject| !self.subjects[subject].is_ours())

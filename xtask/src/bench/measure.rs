@@ -3,6 +3,7 @@
 use super::figures::Run;
 use super::programs::Subject;
 use crate::{Error, Result, shell};
+use memmap2::{Advice, MmapMut};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -62,6 +63,19 @@ pub fn run(subject: &Subject, workload: &str, units: u32) -> Result<Outcome> {
         }
         _ => Err(Error::Failed(format!("{} {workload}: {status}: {}", subject.name, complained.trim()))),
     }
+}
+
+/// Touches so many bytes, and gives them back: what the next process gets has then been there a moment ago.
+///
+/// A virtual machine's host may take memory back that was free for a while (free page reporting), and then takes a millisecond for each MiB
+/// that is touched again, thirty times as long as clearing it; that fell upon whoever came next, at random.
+pub fn warm_memory(bytes: usize) -> Result<()> {
+    let mut memory = MmapMut::map_anon(bytes)?;
+    // Huge pages, if there are any; they are taken from elsewhere than small ones.
+    let half = memory.len() / 2;
+    let _ = memory.advise_range(Advice::HugePage, 0, half);
+    memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    Ok(())
 }
 
 /// Waits for a child: how it ended, and the processor time that it took.

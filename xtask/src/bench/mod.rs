@@ -44,6 +44,9 @@ pub struct Options {
 /// The fewest runs of which anything is said.
 const FEWEST: u32 = 5;
 
+/// Bytes that are warmed before a run, beside twice what runs of the workload have had.
+const LEAST_WARM: usize = 32 << 20;
+
 /// How much work a run is, in units of about a millisecond, and how often it runs.
 fn plan(options: &Options) -> Result<(u32, u32)> {
     let (units, runs) = if options.quick { (50, FEWEST) } else { (800, 7) };
@@ -85,6 +88,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<i32> {
                     bar.inc(1);
                     continue;
                 }
+                measure::warm_memory(LEAST_WARM + figures.most_memory(workload) as usize * 2)?;
                 match measure::run(&figures.subjects[subject], &names.0, units) {
                     Ok(Outcome::Done(run)) => figures.record(workload, subject, run),
                     Ok(Outcome::Skipped(reason)) => figures.fail(workload, subject, reason),

@@ -203,11 +203,16 @@ impl Cache {
         self.tag.store(0, Relaxed);
     }
 
-    /// Flushes the cache as its thread goes.
-    pub(crate) fn leave(&self, arenas: &Arenas) {
+    /// Puts the cache in order as its thread goes. `keeps`: what it has of slabs waits for the next thread, empty ones as well, unless a
+    /// drain pass has just asked for them.
+    pub(crate) fn leave(&self, arenas: &Arenas, keeps: bool) {
         let _gate = self.gate.lock();
-        self.asked.set(false);
-        self.flush(arenas);
+        if self.asked.take() || !keeps {
+            self.flush(arenas);
+        } else {
+            self.post();
+            self.give_spare(arenas);
+        }
     }
 
     /// Bytes of spare spans that the cache keeps for a thread, or for a shard; anyone may ask.
@@ -601,6 +606,11 @@ impl Cache {
                 }
             }
         }
+        self.give_spare(arenas)
+    }
+
+    /// Gives the spare spans back. Returns how many slices they had.
+    fn give_spare(&self, arenas: &Arenas) -> usize {
         let mut given = 0;
         for (slices, list) in self.spare.iter().enumerate() {
             while let Some(spare) = list.get() {

@@ -157,19 +157,20 @@ pub(crate) unsafe fn release_in_child(is_gone: impl Fn(u32) -> bool, mut orphan:
     }
 }
 
-/// Caches that have no user now.
-pub(crate) struct Idle(Option<Owned>);
+/// Caches that have no user now, and how many.
+pub(crate) struct Idle(Option<Owned>, usize);
 
 impl Idle {
     /// None.
     pub(crate) const fn new() -> Idle {
-        Idle(None)
+        Idle(None, 0)
     }
 
     /// Takes one out.
     pub(crate) fn pop(&mut self) -> Option<Owned> {
         let first = self.0.take()?;
         self.0 = first.next.take().map(Owned);
+        self.1 -= 1;
         Some(first)
     }
 
@@ -177,5 +178,11 @@ impl Idle {
     pub(crate) fn push(&mut self, cache: Owned) {
         cache.next.set(self.0.take().map(|first| first.0));
         self.0 = Some(cache);
+        self.1 += 1;
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.1
     }
 }

@@ -32,6 +32,9 @@ use std::time::Duration;
 
 /// Shards of a heap. More than there are threads in the middle of an operation, mostly.
 const SHARDS: usize = 8;
+/// So many caches without a thread keep their empty slabs. Where threads come and go, each class then has the same slab for long: given
+/// back each time, they would change places, and in the end every page of them has been touched.
+const IDLE_WITH_SLABS: usize = 8;
 /// Milliseconds from one time that caches are emptied for want of an arena to the next: it takes some 20 us, and as much to refill them.
 const SWEEP_PAUSE: u64 = 100;
 
@@ -79,6 +82,11 @@ impl Core {
         }
     }
 
+    /// Forgets what is left of the heap before, whose clock may have been another.
+    pub(crate) fn begin(&self) {
+        self.swept.store(0, Relaxed);
+    }
+
     /// The tag of its arenas.
     #[inline(always)]
     pub(crate) fn tag(&self) -> u32 {
@@ -109,7 +117,8 @@ impl Core {
 
     /// Takes the cache of a thread that ends.
     pub(crate) fn leave(&self, cache: Owned) {
-        cache.leave(&self.arenas);
+        let keeps = self.idle.lock().len() < IDLE_WITH_SLABS;
+        cache.leave(&self.arenas, keeps);
         self.idle.lock().push(cache);
     }
 

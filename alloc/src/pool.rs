@@ -177,6 +177,7 @@ impl Builder {
             core.arenas.set_retention(self.retention);
             self.memory.apply(&core.arenas);
             core.arenas.set_free_memory_zero(self.zero_on_free);
+            core.begin();
             core.handles.store(1, Relaxed);
             core.phase.open();
             slot.store(place, Release);

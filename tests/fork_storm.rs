@@ -215,7 +215,7 @@ impl Program {
         (0..PLACES.len()).filter_map(|place| swap(place, None)).for_each(|things| things.check());
         assert!(matches!(left_out.buffer(100), Err(TakeError::NotInChild)));
         thread::scope(|scope| {
-            for seed in 1..3 {
+            let threads = [1, 2].map(|seed| {
                 let kept = &kept;
                 scope.spawn(move || {
                     let mut dice = Dice(seed + turn as u64);
@@ -225,8 +225,10 @@ impl Program {
                             others.check();
                         }
                     }
-                });
-            }
+                })
+            });
+            // Joined: the scope's end waits for what they do, not for their own end, in which they free, too, and may be met by `trim`.
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         drop(things);
         let own = HEAP.attach(Null::default()).unwrap();

@@ -340,6 +340,24 @@ impl Cache {
         self.current.get(class)?.get().pop_any()
     }
 
+    /// A block of `class`, if another slab has one at hand: the middle way, in a fast operation. Carving is not done here, since it may
+    /// touch new memory, and the kernel may take its time to find that.
+    pub(crate) fn pop_next(&self, class: usize) -> Option<NonNull<u8>> {
+        let slab = self.current.get(class)?.get();
+        slab.collect();
+        if let Some(block) = slab.pop_any() {
+            return Some(block);
+        }
+        // What others have freed is looked at first.
+        if !slab.is_carved() || !self.told.load(Relaxed).is_null() {
+            return None;
+        }
+        let next = self.partial.get(class)?.get()?;
+        self.put_away(class);
+        self.current.get(class)?.set(self.resume(next));
+        next.pop_any()
+    }
+
     /// Memory for a layout, which is of this kind and wants this alignment in bytes.
     pub(crate) fn allocate(&self, arenas: &Arenas, kind: Kind, align: usize, zeroed: bool) -> Result<Block, NoRoom> {
         match kind {
@@ -444,6 +462,27 @@ impl Cache {
         // For the day when the span is a large block.
         slab.set_tag(arenas.config().tag);
         slab
+    }
+
+    /// The same as [`rebook`](Self::rebook), in a fast operation, where no arena has to be asked. Whether it is done.
+    pub(crate) fn rebook_briefly(&self, slab: &'static Slab) -> bool {
+        if slab.owner() != self.name() || slab.used() == u32::MAX {
+            return false;
+        }
+        match slab.state() {
+            State::Full => self.enlist(slab),
+            State::Partial if slab.is_unused() => {
+                let keeps = self.has_place_for_spare(slab.slices()) && !Arenas::is_draining(slab.address());
+                if !keeps || slab.is_told() {
+                    return false;
+                }
+                self.unlist(slab);
+                slab.disown();
+                return self.push_spare(slab.address(), slab.slices());
+            }
+            _ => {}
+        }
+        true
     }
 
     /// Sees to the books of a slab of which a block was taken back: the slow end of a free. The slab may be another's by now,
@@ -552,15 +591,18 @@ impl Cache {
         Some(spare.address())
     }
 
+    fn has_place_for_spare(&self, slices: usize) -> bool {
+        slices <= SPARE_SLICES && self.spare_bytes() + slices * SLICE <= SPARE_BYTES
+    }
+
     /// Keeps a span as a spare one, if there is a place for it. It is this cache's then.
     #[inline]
     pub(crate) fn push_spare(&self, address: usize, slices: usize) -> bool {
-        let bytes = self.spare_bytes() + slices * SLICE;
-        let Some(list) = self.spare.get(slices).filter(|_| bytes <= SPARE_BYTES) else { return false };
+        let Some(list) = self.spare.get(slices).filter(|_| self.has_place_for_spare(slices)) else { return false };
         // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
         let header = unsafe { slab::header(address) };
         header.next.set(list.replace(Some(header)));
-        self.spare_bytes.store(bytes, Relaxed);
+        self.spare_bytes.store(self.spare_bytes() + slices * SLICE, Relaxed);
         true
     }
 

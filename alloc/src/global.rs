@@ -221,7 +221,7 @@ unsafe impl GlobalAlloc for Plain {
         let Some(class) = class_for(layout) else { return allocate_large(layout) };
         match thread::briefly(|cache| cache.pop(class)) {
             Some(block) => block.as_ptr(),
-            None => allocate_slow(layout),
+            None => allocate_next(layout),
         }
     }
 
@@ -312,7 +312,17 @@ fn allocate_large(layout: Layout) -> *mut u8 {
     allocate_slow(layout)
 }
 
-/// The slow way of `alloc`: what is inlined into programs ends in a jump here.
+/// The middle way of `alloc`: what is inlined into programs ends in a jump here.
+#[cold]
+#[inline(never)]
+fn allocate_next(layout: Layout) -> *mut u8 {
+    match class_for(layout).and_then(|class| thread::briefly(|cache| cache.pop_next(class))) {
+        Some(block) => block.as_ptr(),
+        None => allocate_slow(layout),
+    }
+}
+
+/// The slow way of `alloc`.
 #[cold]
 #[inline(never)]
 fn allocate_slow(layout: Layout) -> *mut u8 {
@@ -339,6 +349,9 @@ fn allocate(layout: Layout, zeroed: bool) -> Option<Block> {
 #[cold]
 #[inline(never)]
 fn rebook(slab: &'static slab::Slab) {
+    if thread::briefly(|cache| cache.rebook_briefly(slab)) {
+        return;
+    }
     // A drain pass may have come between; `rebook` looks whose the slab is now.
     thread::with_own(|cache| cache.rebook(&GLOBAL.arenas, slab));
 }

@@ -312,6 +312,11 @@ impl Slab {
         self.used() == 0
     }
 
+    /// Whether every block was carved.
+    pub(crate) fn is_carved(&self) -> bool {
+        self.carved.get() == self.capacity.get()
+    }
+
     /// Whether every block is out.
     pub(crate) fn is_full(&self) -> bool {
         self.used() == self.capacity.get()

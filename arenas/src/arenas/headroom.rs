@@ -89,7 +89,7 @@ impl Arenas {
                 }
                 continue;
             }
-            if let Err(error) = self.open_ahead(region, &mut role) {
+            if let Err(error) = self.open_ahead(region, &mut role, bytes - free) {
                 ahead.refused = Some(error);
                 return ahead;
             }
@@ -116,9 +116,9 @@ impl Arenas {
         arenas(&self.read()).filter(|arena| arena.is_registered_with(all)).map(Arena::free_bytes).sum()
     }
 
-    /// Opens an arena of the usual size, all devices willing, or none.
-    fn open_ahead(&self, region: &Region, role: &mut Role) -> Result<(), TakeError> {
-        let size = self.next_size(region, role);
+    /// Opens an arena of the usual size, or of what is `wanted` up to 32 MiB if that is more: all devices willing, or none.
+    fn open_ahead(&self, region: &Region, role: &mut Role, wanted: usize) -> Result<(), TakeError> {
+        let size = self.next_size(region, role, wanted);
         let (bytes, align) = self.in_whole_pages(region, role, size, 0, 1);
         self.open_exactly(region, role, bytes, align, Policy::Require)
     }

@@ -343,7 +343,7 @@ impl Arenas {
     fn open_arena(&self, region: &Region, role: &mut Role, slices: usize, align: usize) -> Result<(), TakeError> {
         let needed = (slices * SLICE).next_multiple_of(CHUNK);
         let align = (align * SLICE).div_ceil(CHUNK);
-        let size = self.next_size(region, role);
+        let size = self.next_size(region, role, 0);
         self.retire(role);
         self.make_way(role, size.max(needed));
         let policy = self.policy();
@@ -359,12 +359,13 @@ impl Arenas {
         result
     }
 
-    /// How many bytes the next arena shall have, if nothing wants more.
-    fn next_size(&self, region: &Region, role: &Role) -> usize {
+    /// How many bytes the next arena shall have, if nothing needs more. So much is `wanted` for later.
+    fn next_size(&self, region: &Region, role: &Role, wanted: usize) -> usize {
         let open = self.open.load(Relaxed);
+        let usual = usual_size(region.len(), open).max(wanted.next_multiple_of(CHUNK).min(largest_step(region.len())));
         let memlocked = role.attached.iter().filter(|attached| attached.memlocked).count();
-        let size = policy_size(region.len(), open, memlocked, Memlock::now().allows());
-        size.min(policy_size(region.len(), open, role.attached.len(), self.budget_allows()))
+        let size = policy_size(usual, open, memlocked, Memlock::now().allows());
+        size.min(policy_size(usual, open, role.attached.len(), self.budget_allows()))
     }
 
     /// `policy`: what becomes of an arena that a device refuses.
@@ -559,18 +560,21 @@ fn crosses_piece(arena: &Arena, first: usize, slices: usize) -> bool {
 /// How many bytes the next arena would have where `open` are open and nothing is limited: half as many, from 2 MiB to 32 MiB (an
 /// eighth of the region, if that is less); then an eighth, up to 16 GiB.
 fn usual_size(region: usize, open: usize) -> usize {
-    (open / 2).min(LARGEST_STEP.min(region / 8)).max(open / 8).clamp(FIRST_ARENA, LARGEST_ARENA) / CHUNK * CHUNK
+    (open / 2).min(largest_step(region)).max(open / 8).clamp(FIRST_ARENA, LARGEST_ARENA) / CHUNK * CHUNK
 }
 
-/// The same, but at most a quarter of what may still be pinned, `allows`, by each of `memlocked` devices.
-fn policy_size(region: usize, open: usize, memlocked: usize, allows: u64) -> usize {
-    let size = usual_size(region, open);
+fn largest_step(region: usize) -> usize {
+    LARGEST_STEP.min(region / 8) / CHUNK * CHUNK
+}
+
+/// As many as are `usual`, but at most a quarter of what may still be pinned, `allows`, by each of `memlocked` devices.
+fn policy_size(usual: usize, open: usize, memlocked: usize, allows: u64) -> usize {
     // Without a device, what is open counts as it will once there is one.
     let later = if memlocked == 0 { open as u64 } else { 0 };
     let left = allows.saturating_sub(later) / memlocked.max(1) as u64;
     // Where not even a chunk can be pinned, small arenas would only be many.
     let most = if left < CHUNK as u64 { u64::MAX } else { left / 4 };
-    (size.min(usize::try_from(most).unwrap_or(usize::MAX)) / CHUNK * CHUNK).max(CHUNK)
+    (usual.min(usize::try_from(most).unwrap_or(usize::MAX)) / CHUNK * CHUNK).max(CHUNK)
 }
 
 /// The tag of the heap to whose arenas `address` belongs.

@@ -352,13 +352,15 @@ fn memory_that_is_not_there_is_refused_and_not_pinned() {
 
 #[test]
 fn arenas_are_small_under_a_memlock_limit_and_few_beyond_it() {
-    let size = |open: usize, memlocked, allows: u64| policy_size(1 << 44, open << 20, memlocked, allows << 20) >> 20;
+    let size = |open: usize, memlocked, allows: u64| {
+        policy_size(usual_size(1 << 44, open << 20), open << 20, memlocked, allows << 20) >> 20
+    };
     assert_eq!([size(0, 0, 1 << 40), size(1024, 0, 1 << 40), size(1 << 20, 3, 1 << 40)], [2, 128, 16 << 10]);
     assert_eq!([2, 4, 8, 16, 32, 64, 256, 272].map(|open| size(open, 0, 1 << 40)), [2, 2, 4, 8, 16, 32, 32, 34]);
     assert_eq!([size(0, 0, 8), size(4, 0, 8), size(4, 0, 24), size(0, 0, 0)], [2, 2, 2, 2]);
     assert_eq!([size(8, 0, 8), size(1024, 0, 8)], [4, 128], "thousands of arenas in a program that has no device");
     assert_eq!([size(64, 1, 64), size(64, 2, 64), size(64, 2, 3)], [16, 8, 32]);
-    assert_eq!(policy_size(64 << 20, 40 << 20, 0, u64::MAX), 8 << 20);
+    assert_eq!(usual_size(64 << 20, 40 << 20), 8 << 20);
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn scattered_survivors(registrar: impl Registrar, peak: usize, registered: impl 
     HEAP.trim();
     let held = registered();
     println!("{} MiB live, {} MiB registered", live >> 20, held >> 20);
-    // An arena has 32 MiB, so that much may be missing to twice as much.
+    // An arena has up to 32 MiB here, so that much may be missing to twice as much.
     assert!(held <= 2 * live + (32 << 20), "{live} bytes live, {held} registered");
     drop(trace);
     HEAP.trim();

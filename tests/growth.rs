@@ -150,7 +150,8 @@ fn verbs_a_doubling_vector_leaves_its_old_arenas_unpinned() {
     let stats = HEAP.stats();
     // What the statistics say is what the kernel has pinned.
     assert_eq!(stats.registered_bytes as u64, pinned(), "{stats}");
-    assert!(stats.registrations - before <= 5, "{} registrations", stats.registrations - before);
+    // One for each doubling from 2 MiB on, and one for what else there is.
+    assert!(stats.registrations - before <= 8, "{} registrations", stats.registrations - before);
     // The vector's arena, and the first one, and what may be kept for the next demand.
     assert!(pinned() <= (vector.capacity() + 96 * MIB) as u64, "{} MiB pinned", pinned() >> 20);
     drop(vector);

@@ -36,6 +36,12 @@ fn heap(pages: Pages) -> Arenas {
     heap
 }
 
+/// Has the heap open an arena of 32 MiB, with room for all that a test takes; else each span might have its own.
+fn open_one(heap: &Arenas) {
+    let all = heap.take(512, 1).unwrap();
+    heap.give(all.address, all.slices);
+}
+
 fn arena_of(heap: &Arenas, span: Span) -> ArenaInfo {
     heap.arenas().into_iter().find(|arena| arena.memory.contains(&span.address)).unwrap()
 }
@@ -89,6 +95,7 @@ fn verbs_memory_is_right_under_each_setting_of_transparent_huge_pages() {
             let unpinned = pinned_bytes();
             let heap = heap(pages);
             let device = heap.attach(Box::new(Verbs::new(domain.clone()))).unwrap();
+            open_one(&heap);
             let (from, to) = (heap.take(100, 1).unwrap(), heap.take(100, 1).unwrap());
             let arena = arena_of(&heap, from);
             assert_eq!((arena.pages, arena.fallback), (pages, None));
@@ -118,6 +125,7 @@ fn hugetlb(pages: Pages, kib: usize, count: usize) {
     let unpinned = pinned_bytes();
     let heap = heap(pages);
     let device = heap.attach(Box::new(Verbs::new(domain.clone()))).unwrap();
+    open_one(&heap);
     let (from, to) = (heap.take(100, 1).unwrap(), heap.take(100, 1).unwrap());
     let arena = arena_of(&heap, from);
     assert_eq!((arena.pages, arena.fallback), (pages, None), "{:?}", heap.arenas());
@@ -181,6 +189,7 @@ fn verbs_hugetlb_memory_is_not_purged_so_what_is_called_zero_is() {
     let Some((_domain, _alone)) = alone() else { return };
     let Some(_setting) = Setting::set(&pool(2 << 10), "16") else { return };
     let heap = heap(Pages::Huge2M);
+    open_one(&heap);
     // No device: memory that is free and dirty would be purged, in runs of slices that are no whole huge pages.
     let spans: Vec<Span> = (0..25).map(|_| heap.take(20, 1).unwrap()).collect();
     assert_eq!(arena_of(&heap, spans[0]).pages, Pages::Huge2M);

@@ -407,4 +407,16 @@ fn a_heap_at_its_limit_empties_caches_each_time_and_serves_on() {
         heap.buffer((3 + turn % 2) * MIB).unwrap_or_else(|error| panic!("turn {turn}: {error}"));
     }
     assert_eq!((heap.arenas().len(), heap.registered_bytes()), (1, 4 << 20));
+    assert_eq!(heap.stats().failures.not_registered, 0, "nobody was refused anything");
+}
+
+#[test]
+fn a_heap_at_its_limit_empties_caches_before_it_serves_memory_that_is_not_registered() {
+    let heap = Heap::builder().budget(budget(4)).policy(Policy::Prefer).build().unwrap();
+    let device = heap.attach(Ledger::new()).unwrap();
+    for turn in 0..20 {
+        let buffer = heap.buffer((3 + turn % 2) * MIB).unwrap();
+        assert!(device.key(buffer.as_ptr()).is_ok(), "turn {turn}");
+    }
+    assert_eq!((heap.arenas().len(), heap.stats().unregistered_arenas), (1, 0));
 }

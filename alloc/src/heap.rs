@@ -232,23 +232,24 @@ impl Core {
     pub(crate) fn make_room(&self, want: NoRoom) -> Result<(), TakeError> {
         let sweeps = self.may_sweep_for_room();
         thread::inside(|| {
-            let made = self.try_make_room(want, sweeps);
-            if made.is_ok() || sweeps {
-                return made;
+            if !sweeps && self.make_registered_room(want) {
+                return Ok(());
             }
-            self.try_make_room(want, true)
+            if self.sweep().slices >= want.slices {
+                return Ok(());
+            }
+            if self.arenas.has_devices() {
+                inside::see_to_room()?;
+            }
+            self.arenas.make_room(want.seen, want.slices, want.align).inspect_err(|_| self.swept.store(0, Relaxed))
         })
     }
 
-    fn try_make_room(&self, want: NoRoom, sweeps: bool) -> Result<(), TakeError> {
-        if sweeps && self.sweep().slices >= want.slices {
-            return Ok(());
-        }
-        if self.arenas.has_devices() {
-            inside::see_to_room()?;
-        }
-        let made = self.arenas.make_room(want.seen, want.slices, want.align);
-        if made.is_err() {
+    /// Opens an arena without a look at the caches, if every device registers it: else what they hold comes first, and next time, too.
+    fn make_registered_room(&self, want: NoRoom) -> bool {
+        let ready = !self.arenas.has_devices() || inside::see_to_room().is_ok();
+        let made = ready && self.arenas.make_registered_room(want.seen, want.slices, want.align);
+        if !made {
             self.swept.store(0, Relaxed);
         }
         made

@@ -262,7 +262,27 @@ impl Arenas {
         }
         let mut role = self.role();
         let opened = self.read().opened;
-        if opened == seen.0 { self.open_arena(region, &mut role, slices, align) } else { Ok(()) }
+        if opened == seen.0 { self.open_arena(region, &mut role, slices, align, self.policy()) } else { Ok(()) }
+    }
+
+    /// The same for who has another way: only if every device registers the arena, whatever the policy, and that it failed is not
+    /// counted. Whether it did, or somebody has opened an arena. Devices are not tried where they have refused one that is open.
+    pub fn make_registered_room(&self, seen: Seen, slices: usize, align: usize) -> bool {
+        let Some(bytes) = slices.checked_mul(SLICE).and_then(|bytes| bytes.checked_next_multiple_of(CHUNK)) else {
+            return false;
+        };
+        let fits = |region: &&Region| bytes <= region.len() && align <= region.len() / SLICE;
+        let Some(region) = Region::existing().filter(fits) else { return false };
+        if self.is_gone() || self.has_unregistered() {
+            return false;
+        }
+        let mut role = self.role();
+        if self.read().opened != seen.0 {
+            return true;
+        }
+        let may =
+            |attached: &Attached| attached.is_lost() || self.may_register(attached, attached.amount(bytes)).is_ok();
+        role.attached.iter().all(may) && self.open_arena(region, &mut role, slices, align, Policy::Require).is_ok()
     }
 
     /// Whether one of the arenas has about so many slices free, wherever they lie in it.
@@ -340,13 +360,20 @@ impl Arenas {
     }
 
     /// Opens an arena that has room for `slices`, registers it with every device, and puts it into the list.
-    fn open_arena(&self, region: &Region, role: &mut Role, slices: usize, align: usize) -> Result<(), TakeError> {
+    /// `policy`: what becomes of it if a device refuses.
+    fn open_arena(
+        &self,
+        region: &Region,
+        role: &mut Role,
+        slices: usize,
+        align: usize,
+        policy: Policy,
+    ) -> Result<(), TakeError> {
         let needed = (slices * SLICE).next_multiple_of(CHUNK);
         let align = (align * SLICE).div_ceil(CHUNK);
         let size = self.next_size(region, role, 0);
         self.retire(role);
         self.make_way(role, size.max(needed));
-        let policy = self.policy();
         let (size, whole) = self.in_whole_pages(region, role, size, needed, align);
         let mut result = self.open_exactly(region, role, size, whole, policy);
         // Rather a small arena than none, and rather none in reserve.

@@ -340,22 +340,26 @@ impl Cache {
         self.current.get(class)?.get().pop_any()
     }
 
-    /// A block of `class`, if another slab has one at hand: the middle way, in a fast operation. Carving is not done here, since it may
-    /// touch new memory, and the kernel may take its time to find that.
-    pub(crate) fn pop_next(&self, class: usize) -> Option<NonNull<u8>> {
-        let slab = self.current.get(class)?.get();
+    /// A block of `class`, if one is at hand in what the cache has, in whatever slab: the middle way, in a fast operation. New memory is not
+    /// touched here, since the kernel may take its time to find it.
+    pub(crate) fn pop_next(&self, arenas: &Arenas, class: usize) -> Option<NonNull<u8>> {
+        let current = self.current.get(class)?;
+        let slab = current.get();
         slab.collect();
-        if let Some(block) = slab.pop_any() {
+        if let Some(block) = slab.pop_touched() {
             return Some(block);
         }
         // What others have freed is looked at first.
         if !slab.is_carved() || !self.told.load(Relaxed).is_null() {
             return None;
         }
-        let next = self.partial.get(class)?.get()?;
+        let next = match self.partial.get(class)?.get() {
+            Some(slab) => self.resume(slab),
+            None => self.create_from_spare(arenas, class)?,
+        };
         self.put_away(class);
-        self.current.get(class)?.set(self.resume(next));
-        next.pop_any()
+        current.set(next);
+        next.pop_touched()
     }
 
     /// Memory for a layout, which is of this kind and wants this alignment in bytes.
@@ -398,8 +402,8 @@ impl Cache {
         let slices = class::slices_of_class(class);
         let next = match self.partial[class].get() {
             Some(slab) => self.resume(slab),
-            None => match self.pop_spare(slices) {
-                Some(address) => self.create(arenas, class, Span { address, slices, zero: false }),
+            None => match self.create_from_spare(arenas, class) {
+                Some(slab) => slab,
                 None => self.slab_elsewhere(arenas, class, slices)?,
             },
         };
@@ -453,6 +457,13 @@ impl Cache {
         slab
     }
 
+    /// Makes a spare span a slab.
+    fn create_from_spare(&self, arenas: &Arenas, class: usize) -> Option<&'static Slab> {
+        let slices = class::slices_of_class(class);
+        let address = self.pop_spare(slices)?;
+        Some(self.create(arenas, class, Span { address, slices, zero: false }))
+    }
+
     /// Makes a span, which was just taken and has the slices for it, a slab.
     fn create(&self, arenas: &Arenas, class: usize, span: Span) -> &'static Slab {
         debug_assert_eq!(span.slices, class::slices_of_class(class));
@@ -472,7 +483,7 @@ impl Cache {
         match slab.state() {
             State::Full => self.enlist(slab),
             State::Partial if slab.is_unused() => {
-                let keeps = self.has_place_for_spare(slab.slices()) && !Arenas::is_draining(slab.address());
+                let keeps = self.place_for_spare(slab.slices()).is_some() && !Arenas::is_draining(slab.address());
                 if !keeps || slab.is_told() {
                     return false;
                 }
@@ -591,18 +602,21 @@ impl Cache {
         Some(spare.address())
     }
 
-    fn has_place_for_spare(&self, slices: usize) -> bool {
-        slices <= SPARE_SLICES && self.spare_bytes() + slices * SLICE <= SPARE_BYTES
+    /// Where a span would be kept, and how many bytes there would be then; `None`: there is no place for it.
+    #[inline(always)]
+    fn place_for_spare(&self, slices: usize) -> Option<(&Cell<Option<&'static Slab>>, usize)> {
+        let bytes = self.spare_bytes() + slices * SLICE;
+        self.spare.get(slices).filter(|_| bytes <= SPARE_BYTES).map(|list| (list, bytes))
     }
 
     /// Keeps a span as a spare one, if there is a place for it. It is this cache's then.
     #[inline]
     pub(crate) fn push_spare(&self, address: usize, slices: usize) -> bool {
-        let Some(list) = self.spare.get(slices).filter(|_| self.has_place_for_spare(slices)) else { return false };
+        let Some((list, bytes)) = self.place_for_spare(slices) else { return false };
         // SAFETY: a span lies in an open arena, and its header is nobody's but its holder's.
         let header = unsafe { slab::header(address) };
         header.next.set(list.replace(Some(header)));
-        self.spare_bytes.store(self.spare_bytes() + slices * SLICE, Relaxed);
+        self.spare_bytes.store(bytes, Relaxed);
         true
     }
 

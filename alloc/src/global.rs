@@ -316,7 +316,7 @@ fn allocate_large(layout: Layout) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn allocate_next(layout: Layout) -> *mut u8 {
-    match class_for(layout).and_then(|class| thread::briefly(|cache| cache.pop_next(class))) {
+    match class_for(layout).and_then(|class| thread::briefly(|cache| cache.pop_next(&GLOBAL.arenas, class))) {
         Some(block) => block.as_ptr(),
         None => allocate_slow(layout),
     }
@@ -361,28 +361,37 @@ fn rebook(slab: &'static slab::Slab) {
 /// # Safety
 ///
 /// As [`free_remote`].
-#[cold]
 #[inline(never)]
 unsafe fn free_elsewhere(slab: &'static slab::Slab, block: NonNull<u8>) {
+    // SAFETY: the block is the caller's; in the global heap, links lie in blocks.
+    let told = match thread::briefly(|cache| unsafe { cache.pend(slab, block) }) {
+        Pended::Yes => return,
+        Pended::YesAndTold => true,
+        // SAFETY: as above.
+        Pended::No => unsafe { free_afar(slab, block) },
+    };
+    if told {
+        GLOBAL.bell.touch_after_fence();
+    }
+}
+
+/// The same of a block that is not kept back: it is this thread's after all, or large, or the thread has no cache now. Whether the
+/// owner was told.
+///
+/// # Safety
+///
+/// As [`free_remote`].
+#[cold]
+#[inline(never)]
+unsafe fn free_afar(slab: &'static slab::Slab, block: NonNull<u8>) -> bool {
     let own = thread::with_own_named(slab.owner(), |cache| {
         // SAFETY: the block is the caller's; the slab is this cache's, whose gate is held.
         if unsafe { slab.push(block) } {
             cache.rebook(&GLOBAL.arenas, slab);
         }
     });
-    if own {
-        return;
-    }
-    // SAFETY: the block is the caller's, and the slab another's; in the global heap, links lie in blocks.
-    let told = match thread::briefly(|cache| unsafe { cache.pend(slab, block) }) {
-        Pended::Yes => false,
-        Pended::YesAndTold => true,
-        // SAFETY: the block is the caller's, and the slab another's.
-        Pended::No => unsafe { free_remote(slab, block) },
-    };
-    if told {
-        GLOBAL.bell.touch_after_fence();
-    }
+    // SAFETY: the block is the caller's, and the slab another's.
+    !own && unsafe { free_remote(slab, block) }
 }
 
 /// Frees a large block.

@@ -444,6 +444,12 @@ impl Core {
         if self.arenas.is_gone() {
             return Err(TakeError::NotInChild);
         }
+        if let Kind::Small(class) | Kind::Medium(class) = kind
+            && !(zeroed && layout.size() >= 4096)
+            && let Some(start) = places::briefly(self.tag(), |cache| cache.pop_next(&self.arenas, class))
+        {
+            return Ok(Block { start, zero: false });
+        }
         loop {
             let result = places::with_own(self, true, |cache| cache.allocate(&self.arenas, kind, align, zeroed));
             match result.map_or_else(|| self.allocate_from_shard(kind, align, zeroed), Ok)? {

@@ -75,25 +75,39 @@ impl Cache {
     /// # Safety
     ///
     /// `block` is a block of `slab`, which has its links in its blocks, and the caller's.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn pend(&self, slab: &'static Slab, block: NonNull<u8>) -> Pended {
-        // What is no slab any more has no owner; that is told elsewhere.
-        if self.id == 0 || slab.block_size() > LARGEST || slab.owner() == 0 {
+        let run = &self.pending.0[ptr::from_ref(slab).addr() / size_of::<Slab>() % SLABS];
+        if !run.slab.get().is_some_and(|other| ptr::eq(other, slab)) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.pend_first(run, slab, block) };
+        }
+        // As long as blocks of it wait here, they count as used: so it is a slab, and of the same owner.
+        if run.first.get() == block {
+            slab.freed_too_often();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Slab::chain(block, Some(run.first.get())) };
+        run.first.set(block);
+        let count = run.count.get() + 1;
+        run.count.set(count);
+        if count >= BLOCKS && run.post() { Pended::YesAndTold } else { Pended::Yes }
+    }
+
+    /// The first block of a slab.
+    ///
+    /// # Safety
+    ///
+    /// As [`pend`](Self::pend).
+    #[inline(never)]
+    unsafe fn pend_first(&self, run: &Run, slab: &'static Slab, block: NonNull<u8>) -> Pended {
+        // What is no slab any more has no owner; that is told elsewhere. And a drain pass may have had this cache until now.
+        let owner = slab.owner();
+        if self.id == 0 || slab.block_size() > LARGEST || owner == 0 || owner == self.name() {
             return Pended::No;
         }
-        let run = &self.pending.0[ptr::from_ref(slab).addr() / size_of::<Slab>() % SLABS];
-        if run.slab.get().is_some_and(|other| ptr::eq(other, slab)) {
-            if run.first.get() == block {
-                slab.freed_too_often();
-            }
-            // SAFETY: the caller's promise.
-            unsafe { Slab::chain(block, Some(run.first.get())) };
-            run.first.set(block);
-            run.count.set(run.count.get() + 1);
-            return if run.count.get() >= BLOCKS && run.post() { Pended::YesAndTold } else { Pended::Yes };
-        }
         let told = run.post();
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         unsafe { Slab::chain(block, None) };
         run.slab.set(Some(slab));
         run.first.set(block);

@@ -369,6 +369,15 @@ impl Slab {
         Some(block.cast())
     }
 
+    /// The same, and where the memory was touched before, of new blocks too.
+    pub(crate) fn pop_touched(&self) -> Option<NonNull<u8>> {
+        let block = self.pop_any();
+        if block.is_some() || self.zero.get() || !self.carve() {
+            return block;
+        }
+        self.pop_any()
+    }
+
     /// As [`push`](Self::push), wherever the links are.
     ///
     /// # Safety
@@ -508,16 +517,31 @@ impl Slab {
         }
         let least = if self.zero.get() { 1 } else { CARVE_BLOCKS };
         let count = left.min((CARVE / block).max(least) as u32);
-        let mut next = self.free.get();
-        for index in (carved..carved + count).rev() {
-            let at = block_at(self.address() + index as usize * block);
-            // SAFETY: within the slab, since index < capacity; never handed out, so the owner's.
-            self.link(unsafe { NonNull::new_unchecked(at) }, next);
-            next = at;
+        let first = self.address() + carved as usize * block;
+        if self.outside.get() {
+            self.link_new(first, count, |block, next| self.link(block, next));
+        } else {
+            // SAFETY: within the slab, since carved + count <= capacity; never handed out, so the owner's.
+            self.link_new(first, count, |block, next| unsafe { link(block, next) });
         }
-        self.free.set(next);
         self.carved.set(carved + count);
         true
+    }
+
+    /// Puts `count` blocks, 1 or more, from the address `first` on, into the list, in their order.
+    #[inline(always)]
+    fn link_new(&self, first: usize, count: u32, link: impl Fn(NonNull<Free>, *mut Free)) {
+        // SAFETY: a block is not at address 0.
+        let at = |address| unsafe { NonNull::new_unchecked(block_at(address)) };
+        let block = self.block_size();
+        let last = first + (count as usize - 1) * block;
+        let mut address = first;
+        while address != last {
+            link(at(address), block_at(address + block));
+            address += block;
+        }
+        link(at(last), self.free.get());
+        self.free.set(block_at(first));
     }
 
     /// Takes one block that was never handed out, past the list; and whether it is zero.

@@ -59,8 +59,8 @@ pub struct Run {
     pub cpu: f64,
     /// Bytes that were resident at the peak.
     pub rss: f64,
-    /// What it computed.
-    pub result: String,
+    /// What it computed; `None`: it was stopped, since it took so much longer than another. Its times are the least it can have taken.
+    pub result: Option<String>,
 }
 
 /// What is measured.
@@ -133,14 +133,25 @@ impl Figures {
 
     /// Notes a run. One with another result than the others' is a failure.
     pub fn record(&mut self, workload: usize, subject: usize, run: Run) {
-        let results = self.cells[workload].iter().flat_map(|cell| &cell.runs).map(|run| &run.result);
-        match results.clone().find(|result| **result != run.result) {
-            None => self.cells[workload][subject].runs.push(run),
-            Some(other) => {
-                let reason = format!("its result is {}, and another's {other}", run.result);
-                self.fail(workload, subject, reason);
-            }
+        let results = self.cells[workload].iter().flat_map(|cell| &cell.runs).filter_map(|run| run.result.as_ref());
+        if let Some(result) = &run.result
+            && let Some(other) = results.clone().find(|other| *other != result)
+        {
+            let reason = format!("its result is {result}, and another's {other}");
+            return self.fail(workload, subject, reason);
         }
+        self.cells[workload][subject].runs.push(run);
+    }
+
+    /// Whether a run was stopped; there are no more then.
+    pub fn was_stopped(&self, workload: usize, subject: usize) -> bool {
+        self.cells[workload][subject].runs.iter().any(|run| run.result.is_none())
+    }
+
+    /// The shortest time that a run of a workload has taken so far, in seconds.
+    pub fn shortest(&self, workload: usize) -> Option<f64> {
+        let runs = self.cells[workload].iter().flat_map(|cell| &cell.runs);
+        runs.filter(|run| run.result.is_some()).map(|run| run.wall).min_by(f64::total_cmp)
     }
 
     /// Notes that a subject does not get through a workload.
@@ -211,8 +222,9 @@ impl Figures {
     pub fn ratio(&self, workloads: &[usize], metric: Metric, subject: usize, other: usize) -> Option<Ratio> {
         let pairs = |&workload: &usize| {
             let (first, second) = (self.values(workload, subject, metric), self.values(workload, other, metric));
-            let all = !first.is_empty() && first.len() == second.len();
-            all.then(|| first.into_iter().zip(second).collect::<Pairs>())
+            // Who was stopped has fewer.
+            let some = !first.is_empty() && !second.is_empty();
+            some.then(|| first.into_iter().zip(second).collect::<Pairs>())
         };
         let measures = workloads.iter().map(pairs).collect::<Option<Vec<Pairs>>>()?;
         (!measures.is_empty()).then(|| statistics::ratio(&measures))

@@ -5,6 +5,7 @@ use super::programs::Subject;
 use crate::{Error, Result, shell};
 use memmap2::{Advice, MmapMut};
 use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// Runs `units` of a workload.
-pub fn run(subject: &Subject, workload: &str, units: u32) -> Result<Outcome> {
+/// Runs `units` of a workload; stops it, if that takes longer than `patience`.
+pub fn run(subject: &Subject, workload: &str, units: u32, patience: Option<Duration>) -> Result<Outcome> {
     let mut command = Command::new(&subject.program);
     command.arg(workload).arg(units.to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     shell::die_with_us(&mut command);
@@ -40,6 +41,15 @@ pub fn run(subject: &Subject, workload: &str, units: u32) -> Result<Outcome> {
     }
     let start = Instant::now();
     let mut child = command.spawn()?;
+    if let (Some(patience), Some(out)) = (patience, &child.stdout)
+        && !speaks_within(out.as_fd(), patience)?
+    {
+        let (wall, peak) = (start.elapsed(), peak(child.id()));
+        child.kill()?;
+        let (_, cpu) = wait(child.id())?;
+        let (wall, cpu) = (wall.as_secs_f64(), cpu.as_secs_f64());
+        return Ok(Outcome::Done(Run { wall, cpu, rss: peak, result: None }));
+    }
     let (mut said, mut complained) = (String::new(), String::new());
     // It says one line; what it complains of fits into a pipe, or it panics once.
     child.stdout.take().map(|mut out| out.read_to_string(&mut said)).transpose()?;
@@ -59,10 +69,38 @@ pub fn run(subject: &Subject, workload: &str, units: u32) -> Result<Outcome> {
     match done() {
         Some((result, peak)) if status.success() => {
             let (wall, cpu, rss) = (wall.as_secs_f64(), cpu.as_secs_f64(), peak as f64 * 1024.0);
-            Ok(Outcome::Done(Run { wall, cpu, rss, result }))
+            Ok(Outcome::Done(Run { wall, cpu, rss, result: Some(result) }))
         }
         _ => Err(Error::Failed(format!("{} {workload}: {status}: {}", subject.name, complained.trim()))),
     }
+}
+
+/// Whether a child says something within a time, or ends: it speaks when it is done.
+fn speaks_within(out: BorrowedFd, patience: Duration) -> Result<bool> {
+    let mut poll = libc::pollfd { fd: out.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let end = Instant::now() + patience;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        // SAFETY: one entry, a local.
+        match unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as libc::c_int) } {
+            0 if left < Duration::from_millis(1) => return Ok(false),
+            // Less than a millisecond may be left.
+            0 => {}
+            1 => return Ok(true),
+            _ => match std::io::Error::last_os_error() {
+                error if error.kind() == std::io::ErrorKind::Interrupted => {}
+                error => return Err(error.into()),
+            },
+        }
+    }
+}
+
+/// The peak of resident memory of a child so far, in bytes.
+fn peak(pid: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib: Option<f64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    kib.unwrap_or(0.0) * 1024.0
 }
 
 /// Touches so many bytes, and gives them back: what the next process gets has then been there a moment ago.

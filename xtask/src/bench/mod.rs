@@ -28,6 +28,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use measure::Outcome;
 use programs::Subject;
 use std::fs;
+use std::time::Duration;
 
 /// What the user chose.
 pub struct Options {
@@ -43,6 +44,11 @@ pub struct Options {
 
 /// The fewest runs of which anything is said.
 const FEWEST: u32 = 5;
+
+/// Who takes this many times as long as the shortest run of a workload is stopped, and not run again: some would take hours.
+pub const SLOW: f64 = 20.0;
+/// Seconds that everyone has.
+const LEAST_PATIENCE: f64 = 1.0;
 
 /// Bytes that are warmed before a run, beside twice what runs of the workload have had.
 const LEAST_WARM: usize = 32 << 20;
@@ -84,12 +90,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<i32> {
                 let subject = (turn + round) % figures.subjects.len();
                 let names = (figures.workloads[workload].name.clone(), figures.subjects[subject].name);
                 bar.set_message(format!("{}, {}", names.0, names.1));
-                if figures.has_failed(workload, subject) {
+                if figures.has_failed(workload, subject) || figures.was_stopped(workload, subject) {
                     bar.inc(1);
                     continue;
                 }
                 measure::warm_memory(LEAST_WARM + figures.most_memory(workload) as usize * 2)?;
-                match measure::run(&figures.subjects[subject], &names.0, units) {
+                let patience =
+                    figures.shortest(workload).map(|best| Duration::from_secs_f64((best * SLOW).max(LEAST_PATIENCE)));
+                match measure::run(&figures.subjects[subject], &names.0, units, patience) {
                     Ok(Outcome::Done(run)) => figures.record(workload, subject, run),
                     Ok(Outcome::Skipped(reason)) => figures.fail(workload, subject, reason),
                     Err(error) => figures.fail(workload, subject, error.to_string()),
@@ -112,7 +120,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<i32> {
 /// Runs each program for a moment: it is read from the disk then, and whoever cannot take part says so.
 fn warm(figures: &mut Figures) -> Result<()> {
     let Some(workload) = figures.workloads.first().map(|workload| workload.name.clone()) else { return Ok(()) };
-    let able = |subject: &Subject| match measure::run(subject, &workload, 1)? {
+    let able = |subject: &Subject| match measure::run(subject, &workload, 1, None)? {
         Outcome::Done(Run { .. }) => Ok(None),
         Outcome::Skipped(reason) => Ok(Some(reason)),
     };

@@ -1,5 +1,6 @@
 //! The table for the terminal, and the CSV files.
 
+use super::SLOW;
 use super::bars::{self, Verdict, words};
 use super::figures::{Figures, Group, Metric, Run, Workload};
 use super::programs::{ATTACHED, OURS, Subject};
@@ -76,6 +77,12 @@ pub fn table(figures: &Figures) -> String {
         }
     }
     text.push('\n');
+    if text.contains('>') {
+        let _ = writeln!(
+            text,
+            "> was stopped after {SLOW} times the time of the shortest run, and counts as that in the means"
+        );
+    }
     for (name, reason) in &figures.left_out {
         let _ = writeln!(text, "left out: {name}: {reason}");
     }
@@ -115,7 +122,9 @@ fn row(figures: &Figures, text: &mut String, name: &str, workloads: &[usize], me
                 let _ = write!(text, "{:>24}", words(ratio));
             }
             Some(ratio) => {
-                let _ = write!(text, "{:>9.2}", ratio.value);
+                let stopped = workloads.iter().any(|&workload| figures.was_stopped(workload, subject));
+                let mark = if stopped && metric != Metric::Rss { ">" } else { "" };
+                let _ = write!(text, "{:>9}", format!("{mark}{:.2}", ratio.value));
             }
         }
     }

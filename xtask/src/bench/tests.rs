@@ -6,7 +6,7 @@ use super::programs::{ATTACHED, OURS, Subject};
 use super::{picture, report};
 
 fn run(wall: f64, rss: f64, result: &str) -> Run {
-    Run { wall, cpu: wall, rss, result: result.into() }
+    Run { wall, cpu: wall, rss, result: Some(result.into()) }
 }
 
 /// Two allocation-bound workloads and a whole program, five runs each; each subject with its seconds and bytes.
@@ -42,6 +42,21 @@ fn a_run_with_another_result_is_a_failure_and_counts_for_nothing() {
     figures.record(0, 0, run(0.001, 1.0, "another"));
     assert!(figures.ours_failed());
     assert!(report::table(&figures).contains("failed: rdmalloc-attached in churn: its result is another"));
+}
+
+#[test]
+fn who_was_stopped_counts_as_what_he_had_taken_and_is_marked() {
+    let subjects = [ALL[0], ALL[1], ALL[2], ALL[4]];
+    let mut figures = figures(&subjects, true);
+    assert_eq!(figures.shortest(0), Some(0.8));
+    figures.record(0, 3, Run { result: None, ..run(16.0, 1e6, "") });
+    assert!(figures.was_stopped(0, 3) && !figures.has_failed(0, 3) && !figures.was_stopped(1, 3));
+    assert_eq!(figures.shortest(0), Some(0.8));
+    assert!(report::table(&figures).contains(">3.00"), "{}", report::table(&figures));
+    assert!(
+        figures.ratio(&[0, 1], super::figures::Metric::Wall, 0, 3).is_some(),
+        "the rest can be compared all the same"
+    );
 }
 
 #[test]

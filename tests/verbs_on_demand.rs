@@ -54,6 +54,8 @@ fn rig() -> Option<Rig> {
     // An arena of 32 MiB, with room for all that most tests take; else each span might have its own.
     let all = heap.take(512, 1).unwrap();
     heap.give(all.address, all.slices);
+    // What was taken counts as touched.
+    heap.purge_all();
     let (queue, peer) = Queue::pair(&domain, Depth::default()).unwrap();
     // Pinned, and so not what is counted below.
     let other = Memory::new(&domain, MIB).unwrap();

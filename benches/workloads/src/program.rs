@@ -3,6 +3,7 @@
 //! ```text
 //! PROGRAM --list               the workloads: name, group, what it does; separated by tabs
 //! PROGRAM WORKLOAD UNITS       one run; prints `done`, its result, and its peak of resident memory in KiB
+//! PROGRAM --warm MIB           takes so much memory, and ends: what the next process gets was there a moment ago
 //! ```
 //!
 //! Exit status 3 and `skipped REASON`: it cannot run here.
@@ -40,9 +41,19 @@ fn main_with<R: Reach>(prepare: impl FnOnce() -> Result<(), String>) -> ExitCode
             }
             return ExitCode::SUCCESS;
         }
+        ["--warm", mib] => {
+            let mib: usize = mib.parse().unwrap_or(0);
+            return match prepare() {
+                Ok(()) => {
+                    std::hint::black_box(vec![1u8; mib << 20]);
+                    ExitCode::SUCCESS
+                }
+                Err(_) => ExitCode::from(3),
+            };
+        }
         [name, units] => (name, units),
         _ => {
-            eprintln!("usage: --list, or WORKLOAD UNITS");
+            eprintln!("usage: --list, WORKLOAD UNITS, or --warm MIB");
             return ExitCode::from(2);
         }
     };

@@ -103,16 +103,24 @@ fn peak(pid: u32) -> f64 {
     kib.unwrap_or(0.0) * 1024.0
 }
 
-/// Touches so many bytes, and gives them back: what the next process gets has then been there a moment ago.
+/// Touches so many bytes, twice: in huge pages, and in small ones, which are taken from elsewhere. Gives them back: what the next process gets has then been there a moment ago.
 ///
 /// A virtual machine's host may take memory back that was free for a while (free page reporting), and then takes a millisecond for each MiB
 /// that is touched again, thirty times as long as clearing it; that fell upon whoever came next, at random.
-pub fn warm_memory(bytes: usize) -> Result<()> {
-    let mut memory = MmapMut::map_anon(bytes)?;
-    // Huge pages, if there are any; they are taken from elsewhere than small ones.
-    let half = memory.len() / 2;
-    let _ = memory.advise_range(Advice::HugePage, 0, half);
-    memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+///
+/// Memory that is pinned is taken from elsewhere once more, so for the form that pins its memory the program itself takes some.
+pub fn warm_memory(subject: &Subject, bytes: usize) -> Result<()> {
+    for advice in [Advice::HugePage, Advice::NoHugePage] {
+        let mut memory = MmapMut::map_anon(bytes)?;
+        // Where there are no huge pages, nobody else has any.
+        let _ = memory.advise(advice);
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    }
+    if subject.is_attached() {
+        let mut command = Command::new(&subject.program);
+        // Whoever cannot attach says so when it is run.
+        command.arg("--warm").arg((bytes >> 20).to_string()).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+    }
     Ok(())
 }
 

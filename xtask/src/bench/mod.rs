@@ -50,8 +50,8 @@ pub const SLOW: f64 = 20.0;
 /// Seconds that everyone has.
 const LEAST_PATIENCE: f64 = 1.0;
 
-/// Bytes that are warmed before a run, beside twice what runs of the workload have had.
-const LEAST_WARM: usize = 32 << 20;
+/// Bytes that are warmed before a run, beside what runs of the workload have had.
+const LEAST_WARM: usize = 96 << 20;
 
 /// How much work a run is, in units of about a millisecond, and how often it runs.
 fn plan(options: &Options) -> Result<(u32, u32)> {
@@ -94,7 +94,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<i32> {
                     bar.inc(1);
                     continue;
                 }
-                measure::warm_memory(LEAST_WARM + figures.most_memory(workload) as usize * 2)?;
+                measure::warm_memory(&figures.subjects[subject], LEAST_WARM + figures.most_memory(workload) as usize)?;
                 let patience =
                     figures.shortest(workload).map(|best| Duration::from_secs_f64((best * SLOW).max(LEAST_PATIENCE)));
                 match measure::run(&figures.subjects[subject], &names.0, units, patience) {

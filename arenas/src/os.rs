@@ -13,7 +13,7 @@ use core::time::Duration;
 pub(crate) use numa::{nodes_of, prefer_node};
 use pages::debug_assert_whole_pages;
 pub use pages::pretend_page_size;
-pub(crate) use pages::{Advice, NotLarge, advise, kernel_page_size, open_large, page_size, populate};
+pub(crate) use pages::{Advice, NotLarge, advise, has_huge_pages, kernel_page_size, open_large, page_size, populate};
 use std::io;
 
 /// `CAP_IPC_LOCK`, from `linux/capability.h`.

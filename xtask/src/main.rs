@@ -113,7 +113,7 @@ time, peak memory. Writes target/bench/summary.csv, runs.csv and summary.svg, an
 rdmalloc takes part twice: without a device, and with an io_uring attached, so that all its memory is registered (Linux 6.13
 or newer, and a memlock limit of 2 GiB or more, or root).
 
-    --quick             a sixteenth of the work: within three minutes on two processors, once built
+    --quick             an eighth of the work: within three minutes on two processors, once built
     --only NAME         only this workload or group of them (bound, part, whole); may be given more than once
     --allocators LIST   only these, separated by commas: rdmalloc-attached, rdmalloc, rusty_alloc-api, snmalloc-rs, mimalloc,
                         tikv-jemallocator, rpmalloc, tcmalloc-better, glibc

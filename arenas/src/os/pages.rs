@@ -11,6 +11,9 @@ use std::io;
 /// Since Linux 5.14: faults pages in as a write would, contents kept; an error instead of a signal where there is none.
 const MADV_POPULATE_WRITE: c_int = 23;
 
+/// What `/sys/kernel/mm/transparent_hugepage/enabled` says where the administrator wants none.
+const NEVER: &[u8] = b"[never]";
+
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
 /// The size of a base page in bytes.
@@ -64,6 +67,16 @@ pub(crate) unsafe fn advise(start: *mut u8, len: usize, advice: Advice) {
     let advice = if advice == Advice::Huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
     // SAFETY: the advice changes nothing that the program sees in the range.
     unsafe { libc::madvise(start.cast(), len, advice) };
+}
+
+/// Whether this process may have transparent huge pages where it asks for them.
+pub(crate) fn has_huge_pages() -> bool {
+    // SAFETY: takes and gives numbers only.
+    let disabled = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
+    // 1: none at all. (Since Linux 6.18, 3 is: none but where a program asks for them.)
+    let mut buffer = [0; 64];
+    let enabled = super::read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut buffer);
+    disabled != 1 && !enabled.is_empty() && !enabled.windows(NEVER.len()).any(|words| words == NEVER)
 }
 
 /// Faults a range in.

@@ -46,7 +46,7 @@ pub struct Options {
 const FEWEST: u32 = 5;
 
 /// Who takes this many times as long as the shortest run of a workload is stopped, and not run again: some would take hours.
-pub const SLOW: f64 = 20.0;
+pub const SLOW: f64 = 10.0;
 /// Seconds that everyone has.
 const LEAST_PATIENCE: f64 = 1.0;
 
@@ -55,7 +55,7 @@ const LEAST_WARM: usize = 96 << 20;
 
 /// How much work a run is, in units of about a millisecond, and how often it runs.
 fn plan(options: &Options) -> Result<(u32, u32)> {
-    let (units, runs) = if options.quick { (50, FEWEST) } else { (800, 7) };
+    let (units, runs) = if options.quick { (50, FEWEST) } else { (400, 7) };
     let runs = options.runs.unwrap_or(runs);
     if runs < FEWEST {
         return Err(Error::Usage(format!("--runs takes {FEWEST} or more: fewer say nothing")));

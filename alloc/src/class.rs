@@ -48,12 +48,13 @@ pub(crate) fn kind_of(layout: Layout) -> Kind {
 
 /// The size whose class holds `size` bytes at `align`, or more than [`MEDIUM_MAX`] if none does.
 ///
-/// A slab begins at a multiple of 64 KiB and holds block after block, so a class is aligned to whatever divides its size.
+/// A slab begins at a multiple of 64 KiB and holds block after block, so a class is aligned to whatever divides its size; but beyond
+/// [`FINE_MAX`], where the room that is left is put before the first block or behind the last, in lines: only to a line, unless none is left.
 #[inline(always)]
 fn effective(size: usize, align: usize) -> usize {
     if align <= 16 {
         size
-    } else if align <= EVERY_CLASS {
+    } else if align <= LINE {
         // Buffers are aligned to 64, and this asks for no search.
         size.max(1).next_multiple_of(align)
     } else {
@@ -61,18 +62,18 @@ fn effective(size: usize, align: usize) -> usize {
     }
 }
 
-/// The class that holds a multiple of this many bytes is itself one, and so of each smaller power of two: fine classes are of
-/// the size itself, and all others multiples of it.
-const EVERY_CLASS: usize = FINE_MAX / 8;
+/// The grain of where in its slab the first block lies: a line of the processor's caches.
+pub(crate) const LINE: usize = 64;
 
 fn aligned(size: usize, align: usize) -> usize {
     if align > MEDIUM_MAX {
         // Large, whatever the size: spans alone are aligned beyond a slice.
         return size.max(MEDIUM_MAX + 1);
     }
-    // A layout's size, rounded up to its alignment, does not overflow. The class of a multiple of an alignment is one too: up to 1 KiB it
-    // is as large, and above that classes are an eighth of a power of two apart, and multiples of that (the test has all of them).
-    size.max(1).next_multiple_of(align)
+    // A layout's size, rounded up to its alignment, does not overflow. Up to 1 KiB, the class of a multiple of an alignment is as
+    // large, and so one too. Above, powers of two leave no room in a slab (the test has all of them).
+    let size = size.max(1).next_multiple_of(align);
+    if FINE_MAX < size && size <= MEDIUM_MAX { size.next_power_of_two() } else { size }
 }
 
 /// The slices of the span of a large layout.
@@ -127,6 +128,17 @@ pub(crate) const fn slices_of_class(class: usize) -> usize {
 /// How many blocks a slab of a class has.
 pub(crate) const fn capacity_of_class(class: usize) -> usize {
     slices_of_class(class) * SLICE / size_of_class(class)
+}
+
+/// How many bytes lie before the first block of a slab that begins at `address`. Not the same in neighbouring slabs, where the blocks
+/// leave room: else the blocks of many sizes lie at few offsets of their pages, and so in few sets of the processor's caches.
+pub(crate) fn bytes_before(class: usize, address: usize) -> usize {
+    let block = size_of_class(class);
+    if block <= FINE_MAX {
+        return 0;
+    }
+    let left = slices_of_class(class) * SLICE - capacity_of_class(class) * block;
+    (address >> SLICE_SHIFT) % (left / LINE + 1) * LINE
 }
 
 /// How many blocks of each size class are in use.
@@ -202,12 +214,25 @@ mod tests {
     }
 
     #[test]
-    fn the_class_of_a_multiple_of_an_alignment_is_a_multiple_of_it() {
-        for align in (5..=16).map(|shift| 1 << shift) {
-            for size in (align..=MEDIUM_MAX).step_by(align) {
-                assert!(size_of_class(class_of(size)).is_multiple_of(align), "{size} at {align}");
-            }
+    fn slabs_leave_the_same_room_whatever_lies_before_their_first_block() {
+        for class in 0..CLASSES {
+            let (block, bytes) = (size_of_class(class), slices_of_class(class) * SLICE);
+            let before = |slab: usize| bytes_before(class, slab * SLICE);
+            let most = (0..200).map(before).max().unwrap();
+            assert!(most + capacity_of_class(class) * block <= bytes, "{block}");
+            assert!(block > FINE_MAX || most == 0, "fine classes are aligned to what divides them");
+            assert!(!block.is_power_of_two() || most == 0, "{block}");
+            assert!((0..200).all(|slab| before(slab).is_multiple_of(LINE)));
         }
+        assert_eq!(
+            [6 << 10, 3 << 10, 2 << 10].map(|size| {
+                let mut places: Vec<_> = (0..64).map(|slab| bytes_before(class_of(size), slab * SLICE)).collect();
+                places.sort_unstable();
+                places.dedup();
+                places.len()
+            }),
+            [64, 17, 1]
+        );
     }
 
     #[test]
@@ -218,9 +243,13 @@ mod tests {
                 match kind_of(Layout::from_size_align(size, align).unwrap()) {
                     Kind::Small(class) | Kind::Medium(class) => {
                         assert!(
-                            size_of_class(class) >= size && size_of_class(class).is_multiple_of(align.min(1 << 16))
+                            size_of_class(class) >= size && size_of_class(class).is_multiple_of(align),
+                            "{size} at {align}"
                         );
-                        assert!(align <= MEDIUM_MAX || size_of_class(class).is_multiple_of(align) || align <= 16);
+                        assert!(
+                            (0..200).all(|slab| bytes_before(class, slab * SLICE).is_multiple_of(align)),
+                            "{size} at {align}"
+                        );
                     }
                     Kind::Large(slices) => assert!(slices * SLICE >= size && (size > MEDIUM_MAX || align > MEDIUM_MAX)),
                 }

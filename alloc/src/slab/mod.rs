@@ -517,7 +517,7 @@ impl Slab {
         }
         let least = if self.zero.get() { 1 } else { CARVE_BLOCKS };
         let count = left.min((CARVE / block).max(least) as u32);
-        let first = self.address() + carved as usize * block;
+        let first = self.block_at(carved);
         if self.outside.get() {
             self.link_new(first, count, |block, next| self.link(block, next));
         } else {
@@ -526,6 +526,11 @@ impl Slab {
         }
         self.carved.set(carved + count);
         true
+    }
+
+    /// The address of a block, by its number in the slab.
+    fn block_at(&self, index: u32) -> usize {
+        self.address() + class::bytes_before(self.class(), self.address()) + index as usize * self.block_size()
     }
 
     /// Puts `count` blocks, 1 or more, from the address `first` on, into the list, in their order.
@@ -552,8 +557,7 @@ impl Slab {
         }
         self.carved.set(carved + 1);
         self.set_used(self.used() + 1);
-        let block = block_at(self.address() + carved as usize * self.block_size());
-        NonNull::new(block.cast()).map(|block| (block, self.zero.get()))
+        NonNull::new(block_at(self.block_at(carved)).cast()).map(|block| (block, self.zero.get()))
     }
 
     /// Puts the slab before `head` in a list of slabs to look at.

@@ -7,7 +7,8 @@
 //! large    more, or aligned more   a span of its own
 //! ```
 //!
-//! Classes go in steps of 16 bytes to 1 KiB, then in eight steps per doubling, so that a block wastes at most an eighth.
+//! Classes go in steps of 16 bytes to 1 KiB, then in eight steps per doubling, so that a block wastes at most an eighth; a layout that is
+//! aligned beyond 64 bytes and is larger than 1 KiB gets the next power of two.
 //! The kind and the class follow from the layout alone: what frees a block knows where to look without having looked.
 
 use core::alloc::Layout;

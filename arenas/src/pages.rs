@@ -171,8 +171,8 @@ pub(crate) unsafe fn open_hugetlb(
 /// Asks for huge pages before a range is pinned, if the heap's pages are transparent, and faults them in: wishes, since pinning does so
 /// too, and says why it cannot.
 ///
-/// What pinning itself faults in comes from memory that the kernel never moves, of which it has little at hand: huge pages of it took
-/// twice to ten times as long. To fault in before is to walk all pages twice, though, which base pages pay for with 15 %.
+/// What pinning itself faults in comes from memory that the kernel never moves, of which it has little at hand: huge pages of it
+/// took up to four times as long. To fault in before is to walk all pages twice, though, which base pages pay for with 15 %.
 ///
 /// # Safety
 ///
